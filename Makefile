@@ -1,0 +1,42 @@
+# make serve    install, fetch the default model once, serve it on http://127.0.0.1:8000
+# make test     install, fetch the default model once, then lint, types and the whole suite
+# make install  only make the environment (VENV=.venv, PYTHON=python3)
+# make lint     ruff and mypy
+#
+# make serve PORT=9000 MODEL=/path/to/model CONFIG=tidegate.toml ARGS="--host 0.0.0.0"
+# make test  ARGS="-k planner -x"
+
+SHELL := bash
+VENV ?= .venv
+PYTHON ?= python3
+HOST ?=
+PORT ?=
+MODEL ?=
+CONFIG ?=
+ARGS ?=
+BIN := $(VENV)/bin
+
+export VENV PYTHON
+
+.PHONY: install serve test lint model clean
+
+install:
+	@scripts/install
+
+serve: install
+	@exec $(BIN)/tidegate serve $(if $(MODEL),--model "$(MODEL)") $(if $(HOST),--host "$(HOST)") \
+	    $(if $(PORT),--port "$(PORT)") $(if $(CONFIG),--config "$(CONFIG)") $(ARGS)
+
+model: install
+	@$(BIN)/tidegate models --fetch smollm2-135m
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint model
+	$(BIN)/python -m pytest $(ARGS)
+
+clean:
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
