@@ -1,0 +1,26 @@
+"""`tidegate config show`: the resolved whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True, help="Look at the configuration.")
+
+
+@app.callback()
+def _group() -> None:
+    """Look at the configuration."""
+
+
+@app.command()
+def show(
+    config: Annotated[Path | None, typer.Option(help="Configuration file; the defaults without one.")] = None,
+) -> None:
+    """Print every setting with its value as TOML that `--config` reads again."""
+    from tidegate.cli.environment import config_path
+    from tidegate.config import load_config, to_toml
+
+    typer.echo(to_toml(load_config(config_path(config))), nl=False)

@@ -1,0 +1,164 @@
+"""The one record format for simulated and real runs: a row per request, as Parquet or JSONL.
+
+Reports, comparisons and validation read only this.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tidegate.core.events import Event, Finished, Rejected, Timing
+from tidegate.core.request import FinishReason, Request
+from tidegate.errors import InputError
+
+COMPLETED = frozenset({FinishReason.STOP.value, FinishReason.LENGTH.value, FinishReason.LENGTH_KV.value})
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What became of one request.
+
+    Times are seconds; `*_s` of a moment is on the run's clock, `ttft_s`, `tpot_s`, `e2e_s` and the gaps
+    are durations. Sizes are tokens or, where the name says so, blocks. None is what never happened or
+    what the writer cannot know (a client does not see admissions).
+
+    arrival_s, admitted_s, first_token_s, finish_s: moments
+    cached_tokens:     prompt tokens that the prefix cache spared
+    recomputed_tokens: tokens computed a second time after preemptions
+    swapped_blocks:    blocks copied to the host and back
+    max_gap_s, p99_gap_s: largest and 99th percentile (nearest rank) gap between two tokens
+    tpot_s:            mean gap after the first token; None below two outputs
+    slo_met:           the request completed and kept every promise of its class
+    finish_reason:     as the scheduler's FinishReason
+    replica:           which instance served it
+    """
+
+    request_id: str
+    tenant: str
+    slo_class: str
+    priority: int
+    arrival_s: float
+    admitted_s: float | None
+    first_token_s: float | None
+    finish_s: float
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    recomputed_tokens: int | None
+    swapped_blocks: int | None
+    preemptions: int | None
+    max_gap_s: float | None
+    p99_gap_s: float | None
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float
+    slo_met: bool
+    finish_reason: str
+    replica: str
+
+
+COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Record))
+
+_ARROW = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
+
+# Annotations are strings here, so that "float | None" reads as type and nullability.
+SCHEMA = pa.schema(
+    [pa.field(f.name, _ARROW[str(f.type).split(" ")[0]], nullable="None" in str(f.type)) for f in fields(Record)]
+)
+
+
+class Recorder:
+    """Folds a scheduler's events into records: one for every request that came to the door."""
+
+    def __init__(self, replica: str = "0") -> None:
+        self.replica = replica
+        self.records: list[Record] = []
+
+    def observe(self, events: Iterable[Event]) -> None:
+        """Take events in the order in which they happened."""
+        for event in events:
+            if isinstance(event, Finished):
+                self.records.append(self._row(event.request, event.now, event.reason, event.timing, event.missed))
+            elif isinstance(event, Rejected):
+                never = Timing(None, None, None, None, None, event.now - event.request.arrival, 0.0)
+                self.records.append(self._row(event.request, event.now, FinishReason.REFUSED, never, ()))
+
+    def _row(
+        self, r: Request, now: float, reason: FinishReason, timing: Timing, missed: Sequence[str]
+    ) -> Record:
+        return Record(
+            request_id=r.id,
+            tenant=r.tenant,
+            slo_class=r.slo_class,
+            priority=r.priority,
+            arrival_s=r.arrival,
+            admitted_s=r.admitted_at,
+            first_token_s=r.first_token_at,
+            finish_s=now,
+            prompt_tokens=r.prompt_tokens,
+            output_tokens=r.emitted,
+            cached_tokens=r.cached_tokens,
+            recomputed_tokens=r.recomputed_tokens,
+            swapped_blocks=0,  # every restore recomputes
+            preemptions=r.preemptions,
+            max_gap_s=timing.max_gap,
+            p99_gap_s=timing.p99_gap,
+            ttft_s=timing.ttft,
+            tpot_s=timing.tpot,
+            e2e_s=timing.e2e,
+            slo_met=reason.value in COMPLETED and not missed,
+            finish_reason=reason.value,
+            replica=self.replica,
+        )
+
+
+def write_records(records: Sequence[Record], path: Path) -> None:
+    """Write Parquet or JSONL, told apart by the suffix. A file that is there is replaced."""
+    suffix = records_suffix(path)
+    try:
+        if suffix == ".parquet":
+            columns = zip(*map(astuple, records), strict=True) if records else [()] * len(COLUMNS)
+            arrays = [pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)]
+            pq.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA), path, compression="zstd")
+        else:
+            with path.open("w", encoding="utf-8") as out:
+                for record in records:
+                    out.write(json.dumps(dict(zip(COLUMNS, astuple(record), strict=True))) + "\n")
+    except OSError as e:
+        raise InputError(f"cannot write {path}: {e.strerror or e}") from e
+
+
+def read_records(path: Path) -> list[Record]:
+    """Read what `write_records` wrote. Raises InputError naming the file and what is wrong with it."""
+    suffix = records_suffix(path)
+    try:
+        if suffix == ".parquet":
+            rows = pq.read_table(path).to_pylist()
+        else:
+            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except OSError as e:
+        raise InputError(f"cannot read {path}: {e.strerror or e}") from e
+    except (pa.ArrowInvalid, ValueError) as e:
+        raise InputError(f"{path} holds no records: {e}") from e
+    return [_record(path, number, row) for number, row in enumerate(rows, 1)]
+
+
+def records_suffix(path: Path) -> str:
+    """The suffix of a records file, checked; call it before a long run rather than after."""
+    if path.suffix not in (".parquet", ".jsonl"):
+        raise InputError(f"{path}: records are written as .parquet or .jsonl")
+    return path.suffix
+
+
+def _record(path: Path, number: int, row: Any) -> Record:
+    if not isinstance(row, dict) or set(row) != set(COLUMNS):
+        odd = sorted(set(row) ^ set(COLUMNS)) if isinstance(row, dict) else [repr(row)]
+        raise InputError(f"{path}: row {number} is not a record; missing or unknown: {', '.join(odd)}")
+    return Record(**row)
