@@ -1,0 +1,168 @@
+"""KV memory: who holds which blocks. `match`, `reserve`, `grow`, `commit`, `release`.
+
+Every block is in exactly one of three places: free, cached (in the prefix index, held or idle), or
+private to one lease. `check()` proves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidegate.core.blocks import BlockHash, Match, PrefixIndex, Run, path
+from tidegate.errors import KvError
+
+
+class Lease:
+    """Blocks one request holds: `table[:committed]` lie in the prefix index, the rest is private."""
+
+    __slots__ = ("awaited", "committed", "released", "run", "sealed", "table")
+
+    def __init__(self, run: Run, table: list[int], committed: int) -> None:
+        self.run = run
+        self.table = table
+        self.committed = committed
+        self.sealed = False  # its prefix was committed by another: what follows stays private
+        self.awaited: BlockHash | None = None
+        self.released = False
+
+
+class KvCache:
+    """A pool of `num_blocks` blocks of `block_size` tokens, with a prefix cache over it."""
+
+    def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool = True) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.prefix_caching = prefix_caching
+        self.index = PrefixIndex()
+        self.epoch = 0  # grows whenever blocks come back or become shared: "does not fit" may be wrong then
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._leases: set[Lease] = set()
+        self._awaited: dict[BlockHash, Lease] = {}
+
+    @property
+    def free(self) -> int:
+        """Blocks that hold nothing."""
+        return len(self._free)
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be had: free ones, and cached ones that nobody holds."""
+        return len(self._free) + self.index.evictable
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold `tokens` KV tokens."""
+        return -(-tokens // self.block_size)
+
+    def match(self, hashes: Sequence[BlockHash], limit: int) -> Match:
+        """The longest cached prefix of the first `limit` block hashes; holds nothing yet."""
+        return self.index.match(hashes, limit if self.prefix_caching else 0)
+
+    def awaits(self, hashes: Sequence[BlockHash], match: Match, limit: int) -> bool:
+        """Whether the first block that `match` lacks is being computed for somebody else right now."""
+        return match.blocks < limit and hashes[match.blocks] in self._awaited
+
+    def reserve(self, match: Match, blocks: int) -> Lease:
+        """Hold the matched prefix and `blocks` more. Raises KvError if they are not to be had."""
+        if blocks > self.available - match.idle:
+            raise KvError(f"{blocks} blocks wanted, {self.available - match.idle} available")
+        run = self.index.hold(match)
+        table = [b for r in reversed(list(path(run))) for b in r.blocks]
+        lease = Lease(run, table, len(table))
+        table += self._take(blocks)
+        self._leases.add(lease)
+        return lease
+
+    def grow(self, lease: Lease) -> int:
+        """One more block for `lease`; returns its id. Raises KvError if there is none."""
+        (block,) = self._take(1)
+        lease.table.append(block)
+        return block
+
+    def commit(self, lease: Lease, hashes: Sequence[BlockHash], blocks: int) -> None:
+        """The first `blocks` blocks of `lease` are computed and full: others may use them from now on."""
+        if not self.prefix_caching or lease.sealed:
+            return
+        blocks = min(blocks, len(hashes))
+        self._stop_awaiting(lease)
+        if blocks > lease.committed:
+            new = list(hashes[lease.committed : blocks])
+            run = self.index.extend(lease.run, new, lease.table[lease.committed : blocks])
+            if run is None:
+                lease.sealed = True
+                return
+            lease.run = run
+            lease.committed = blocks
+            self.epoch += 1
+
+    def announce(self, lease: Lease, hashes: Sequence[BlockHash], blocks: int) -> None:
+        """The blocks of `lease` up to `blocks` are being computed: who shares them had better wait."""
+        self._stop_awaiting(lease)
+        if self.prefix_caching and not lease.sealed and lease.committed < min(blocks, len(hashes)):
+            lease.awaited = hashes[lease.committed]
+            self._awaited.setdefault(lease.awaited, lease)
+
+    def release(self, lease: Lease) -> None:
+        """Give every block of `lease` back. Raises KvError the second time."""
+        if lease.released:
+            raise KvError("a lease was released twice")
+        lease.released = True
+        self._leases.discard(lease)
+        self._stop_awaiting(lease)
+        self._free += reversed(lease.table[lease.committed :])
+        self.index.release(lease.run)
+        self.epoch += 1
+
+    def freed_by(self, lease: Lease) -> int:
+        """Blocks that would become available if `lease` were released now."""
+        freed = len(lease.table) - lease.committed
+        for run in path(lease.run):
+            if run.refs > 1:
+                break
+            freed += len(run.blocks)
+        return freed
+
+    def clear_cache(self) -> None:
+        """Forget every cached block that nobody holds."""
+        self._free += self.index.clear()
+
+    def check(self) -> None:
+        """Prove conservation: every block is in one place, and every count is what it says.
+
+        Raises KvError. Costs as much as there is: for tests.
+        """
+        cached = [b for run in self.index.runs() for b in run.blocks]
+        private = [b for lease in self._leases for b in lease.table[lease.committed :]]
+        if sorted(self._free + cached + private) != list(range(self.num_blocks)):
+            raise KvError(f"free {len(self._free)} + cached {len(cached)} + private {len(private)} != {self.num_blocks}")
+        refs: dict[Run, int] = {}
+        for lease in self._leases:
+            chain = [b for r in reversed(list(path(lease.run))) for b in r.blocks]
+            if chain != lease.table[: lease.committed]:
+                raise KvError("a lease's table does not follow its path in the index")
+            for run in path(lease.run):
+                refs[run] = refs.get(run, 0) + 1
+        for run in self.index.runs():
+            if run.refs != refs.get(run, 0):
+                raise KvError(f"a run counts {run.refs} holders and has {refs.get(run, 0)}")
+            if len(run.blocks) != len(run.hashes) or not run.blocks:
+                raise KvError("a run is empty or lopsided")
+        evictable = sum(len(run.blocks) for run in self.index.runs() if not run.refs)
+        if evictable != self.index.evictable:
+            raise KvError(f"{self.index.evictable} blocks counted evictable, {evictable} are")
+
+    def _take(self, blocks: int) -> list[int]:
+        if blocks > len(self._free):
+            self._free += self.index.evict(blocks - len(self._free))
+        if blocks > len(self._free):
+            raise KvError(f"{blocks} blocks wanted, {len(self._free)} available")
+        if not blocks:
+            return []
+        taken = self._free[: -blocks - 1 : -1]
+        del self._free[-blocks:]
+        return taken
+
+    def _stop_awaiting(self, lease: Lease) -> None:
+        if lease.awaited is not None:
+            if self._awaited.get(lease.awaited) is lease:
+                del self._awaited[lease.awaited]
+            lease.awaited = None

@@ -1,0 +1,249 @@
+"""The only place that changes a request's status, and the place where results become events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tidegate.core.events import (
+    Admitted,
+    Arrived,
+    Computed,
+    Emitted,
+    Event,
+    Finished,
+    Preempted,
+    Rejected,
+    Restored,
+    Timing,
+)
+from tidegate.core.explain import Diary
+from tidegate.core.plan import Chunk, StepPlan, StepResult
+from tidegate.core.policy import PolicyContext, Reject
+from tidegate.core.queue import WaitingQueue
+from tidegate.core.request import FinishReason, Request, Status
+from tidegate.core.running import Running
+from tidegate.core.timing import nearest_rank
+
+
+@dataclass(slots=True)
+class Step:
+    """A plan in flight, with the requests behind its slots.
+
+    members, sinks: the decode set's lists as they were planned
+    clock:   the decode set's clock after this step; 0 where nobody decodes
+    chunks:  each chunk with its request
+    last:    requests whose last token by length is planned here
+    leavers: decodes that left the set while this step was in flight
+    """
+
+    plan: StepPlan
+    members: list[Request]
+    sinks: list[Callable[[int], None]]
+    clock: int
+    chunks: list[tuple[Request, Chunk]]
+    last: list[Request] = field(default_factory=list)
+    leavers: list[Request] = field(default_factory=list)
+
+
+class Lifecycle:
+    """Moves requests through the table of core/request.py and tells it as events."""
+
+    def __init__(self, queue: WaitingQueue, running: Running, ctx: PolicyContext) -> None:
+        self.events: list[Event] = []
+        self.requests: dict[str, Request] = {}
+        self.diary = Diary()
+        self.in_flight: list[Step] = []
+        self._queue = queue
+        self._running = running
+        self._ctx = ctx
+
+    # At the door and in the queue
+
+    def reject(self, r: Request, refusal: Reject, now: float) -> None:
+        """`r` never enters."""
+        r.move(Status.FINISHED)
+        r.finish_reason = FinishReason.REFUSED
+        self._tell(Rejected(now, r, refusal.reason, refusal.message, refusal.retry_after))
+
+    def park(self, r: Request, now: float) -> None:
+        """`r` has arrived but may not be scheduled yet."""
+        r.move(Status.PARKED)
+        self.requests[r.id] = r
+        self._tell(Arrived(now, r))
+
+    def wait(self, r: Request, now: float) -> None:
+        """`r` may be scheduled from now on."""
+        if r.status is Status.NEW:
+            self.requests[r.id] = r
+            self._tell(Arrived(now, r))
+        r.move(Status.WAITING)
+        self._queue.add(r)
+
+    # In a plan
+
+    def start(self, r: Request, step: int, cached: int, now: float) -> None:
+        """`r` took a seat, for the first time or again, with `cached` KV tokens in place."""
+        returning = r.status is Status.PREEMPTED
+        r.move(Status.RUNNING)
+        if returning:
+            recompute = max(0, r.lost - cached)
+            r.recomputed_tokens += recompute
+            assert r.preempted_at is not None
+            r.preempted_wait += now - r.preempted_at
+            r.preempted_at = None
+            self._tell(Restored(now, step, r, cached, recompute))
+        else:
+            r.admitted_at = now
+            r.cached_tokens = cached
+            self._tell(Admitted(now, step, r, cached))
+
+    def preempt(self, r: Request, mode: str, reason: str, step: int, now: float) -> None:
+        """`r` gives its seat and blocks back and waits to be computed again."""
+        r.lost = r.planned
+        self._vacate(r)
+        r.move(Status.PREEMPTED)
+        r.preemptions += 1
+        r.preempted_at = now
+        self._queue.add(r)
+        self._tell(Preempted(now, step, r, mode, reason))
+
+    def stall(self, r: Request) -> None:
+        """`r` keeps its seat and skips steps until there is a block for it."""
+        self._mark_leaver(r)
+        self._running.stall(r)
+
+    def launch(self, step: Step) -> None:
+        """`step` is in flight from now on; those whose last token it computes give their blocks back."""
+        self.in_flight.append(step)
+        for r, _ in step.chunks:
+            r.in_flight += 1
+        for r in step.last:
+            self._vacate(r)
+
+    # When a result comes, or a client goes
+
+    def apply(self, step: Step, result: StepResult, now: float) -> None:
+        """The oldest step in flight was computed."""
+        assert self.in_flight[0] is step
+        del self.in_flight[0]
+        tokens = result.tokens
+        requests: Sequence[Request] = step.members
+        decodes = len(step.members)
+        first: list[Request] = []
+        for sink, token in zip(step.sinks, tokens, strict=False):
+            sink(token)
+        if step.clock:
+            self._running.decodes.apply(now)
+        if step.chunks:
+            requests = list(requests)
+            self._apply_chunks(step, tokens, requests, first, now)
+        if step.leavers or step.chunks:
+            requests, tokens, decodes = self._settle_leavers(step, requests, tokens, now)
+        if requests:
+            self.events.append(Emitted(now, step.plan.step, requests, tokens, decodes, first))
+        everybody = step.members + [r for r, c in step.chunks if c.emits]
+        for index, reason in result.finished:
+            if everybody[index].status is not Status.FINISHED:
+                self.finish(everybody[index], reason, now)
+        for r in step.last:
+            if r.status is not Status.FINISHED:
+                self.finish(r, FinishReason.LENGTH_KV if r.clip else FinishReason.LENGTH, now)
+
+    def finish(self, r: Request, reason: FinishReason, now: float) -> None:
+        """`r` ends here, whatever it was doing."""
+        if r.lease is not None:
+            self._vacate(r)
+        elif r in self._queue:
+            self._queue.remove(r)
+        r.move(Status.FINISHED)
+        r.finish_reason = reason
+        del self.requests[r.id]
+        if reason is FinishReason.STOP or reason is FinishReason.LENGTH:
+            self._ctx.predictor.observe(r, r.emitted)
+        timing = _timing(r, now)
+        missed = () if reason is FinishReason.CANCELLED else r.slo.missed(timing.ttft, timing.tpot, timing.p99_gap, timing.e2e)
+        self._tell(Finished(now, r, reason, timing, missed))
+
+    def _apply_chunks(
+        self, step: Step, tokens: Sequence[int], requests: list[Request], first: list[Request], now: float
+    ) -> None:
+        at = len(step.members)
+        for r, chunk in step.chunks:
+            r.in_flight -= 1
+            if r.status is not Status.FINISHED:
+                r.count(computed=chunk.length)
+                self.events.append(Computed(now, step.plan.step, r, chunk.start, chunk.length))
+            if not chunk.emits:
+                continue
+            requests.append(r)
+            if r.status is not Status.FINISHED:
+                if r.token_ids is not None:
+                    r.token_ids.append(tokens[at])
+                if not r.emitted:
+                    first.append(r)
+                r.count(emitted=1)
+                _stamp(r, now)
+            at += 1
+
+    def _settle_leavers(
+        self, step: Step, requests: Sequence[Request], tokens: Sequence[int], now: float
+    ) -> tuple[Sequence[Request], Sequence[int], int]:
+        """Count the tokens of decodes that left meanwhile; drop the tokens of requests that ended."""
+        for r in step.leavers:
+            r.in_flight -= 1
+            if r.status is Status.FINISHED:
+                if r.token_ids is not None:
+                    r.token_ids.pop()
+            else:
+                r.count(computed=1, emitted=1)
+                _stamp(r, now)
+        if all(r.status is not Status.FINISHED for r in step.leavers) and all(
+            r.status is not Status.FINISHED for r, _ in step.chunks
+        ):
+            return requests, tokens, len(step.members)
+        kept = [(r, t) for r, t in zip(requests, tokens, strict=True) if r.status is not Status.FINISHED]
+        decodes = sum(r.status is not Status.FINISHED for r in step.members)
+        return [r for r, _ in kept], [t for _, t in kept], decodes
+
+    def _vacate(self, r: Request) -> None:
+        self._mark_leaver(r)
+        self._running.vacate(r)
+
+    def _tell(self, event: Event) -> None:
+        """A decision: told to observers and written into the diary."""
+        self.events.append(event)
+        self.diary.fold(event)
+
+    def _mark_leaver(self, r: Request) -> None:
+        """Tokens of `r` that are in flight will be counted one by one, no longer by the clock."""
+        if r.decode_set is not None:
+            for step in self.in_flight:
+                if step.clock > r.joined_clock:
+                    step.leavers.append(r)
+                    r.in_flight += 1
+
+
+def _stamp(r: Request, now: float) -> None:
+    """A token of `r` outside its decode set's clock was delivered."""
+    if r.first_token_at is None:
+        r.first_token_at = now
+    elif r.last_token_at is not None:
+        r.gaps.append(now - r.last_token_at)
+    r.last_token_at = now
+
+
+def _timing(r: Request, now: float) -> Timing:
+    outputs = r.emitted
+    first = r.first_token_at
+    last = r.last_token_at
+    waited = r.preempted_wait + (now - r.preempted_at if r.preempted_at is not None else 0.0)
+    return Timing(
+        queued=None if r.admitted_at is None else r.admitted_at - r.arrival,
+        ttft=None if first is None else first - r.arrival,
+        tpot=(last - first) / (outputs - 1) if outputs > 1 and first is not None and last is not None else None,
+        max_gap=max(r.gaps, default=None),
+        p99_gap=nearest_rank(r.gaps, 0.99),
+        e2e=now - r.arrival,
+        preempted=waited,
+    )

@@ -1,0 +1,69 @@
+"""What the scheduler may use, and its rules of thumb. Sizes are tokens or blocks, as each says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.errors import ConfigError
+
+HEADROOMS = ("none", "watermark", "declared")
+OVERSIZES = ("refuse", "clip")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Raises ConfigError for values that contradict each other.
+
+    num_blocks, block_size: the KV pool, in blocks of `block_size` tokens
+    max_num_seqs: seats, requests that run at once
+    max_num_batched_tokens: tokens one step computes at most
+    max_model_len: tokens (prompt + output) the model handles; None is no limit
+    headroom: blocks that must stay free beside an admission: "none"; "watermark", a share of the pool;
+        "declared", whatever everybody may still grow by (nobody is ever evicted for memory)
+    watermark: that share, 0 to 1
+    oversize: a request that outgrows the whole pool is refused ("refuse"), or ends with `length_kv` ("clip")
+    partial_prefills: unfinished prompts at once; None is no limit
+    prefix_caching: computed blocks are kept for others while memory lasts
+    bypass_bound: decode steps by which back-fill may delay a blocked head whose start was misjudged
+    resume_span: outputs of growth that must be covered before a preempted request returns
+    max_preemptions: after so many, a request returns only with its whole footprint, and is never a victim again
+    stall_steps: a decode that lacks a block waits for an end that is known to come within so many steps
+    """
+
+    num_blocks: int
+    block_size: int = 16
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    max_model_len: int | None = None
+    headroom: str = "watermark"
+    watermark: float = 0.01
+    oversize: str = "refuse"
+    partial_prefills: int | None = None
+    prefix_caching: bool = True
+    bypass_bound: int = 60
+    resume_span: int = 128
+    max_preemptions: int = 8
+    stall_steps: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}): every running request decodes one token a step"
+            )
+        if self.headroom not in HEADROOMS:
+            raise ConfigError(f"headroom must be one of {', '.join(HEADROOMS)}, not {self.headroom!r}")
+        if self.oversize not in OVERSIZES:
+            raise ConfigError(f"oversize must be one of {', '.join(OVERSIZES)}, not {self.oversize!r}")
+        if not 0 <= self.watermark < 1:
+            raise ConfigError(f"watermark must be in [0, 1), not {self.watermark}")
+        if self.partial_prefills is not None and self.partial_prefills < 1:
+            raise ConfigError(f"partial_prefills must be at least 1, not {self.partial_prefills}")
+
+    @property
+    def pool_tokens(self) -> int:
+        """KV tokens the whole pool holds."""
+        return self.num_blocks * self.block_size

@@ -1,0 +1,110 @@
+"""What passes between the scheduler and whoever computes: a `StepPlan` out, a `StepResult` back.
+
+A plan is a persistent set of decodes plus what changed since the plan before it. `decodes` is the
+*same list object* in consecutive plans while nobody joins or leaves, so an executor may key packed
+arrays by its identity. An executor applies a plan in this order: `left`, `joined`, `growth`, then it
+computes `chunks` and `decodes`. Plans are executed in the order in which they were made; a block that
+an older plan still uses may therefore appear in a newer one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tidegate.core.request import FinishReason
+
+
+class Join(NamedTuple):
+    """A request takes a slot.
+
+    handle:  opaque; whoever added the request owns its meaning (sampling state).
+    tokens:  every token id known now, prompt first, then the outputs emitted so far; empty where the
+             host keeps no token ids. The list belongs to the scheduler: read it, never change it.
+    cached:  KV tokens of it that lie computed in `blocks` already (whole blocks).
+    outputs: how many of `tokens` are outputs; the next sampled token has this index.
+    blocks:  block ids in order; block `i` holds KV positions `i*block_size ..`.
+    """
+
+    slot: int
+    request_id: str
+    handle: object
+    tokens: Sequence[int]
+    cached: int
+    outputs: int
+    blocks: list[int]
+
+
+class Chunk(NamedTuple):
+    """Compute `length` known tokens of a slot from KV position `start`; sample after it if `emits`."""
+
+    slot: int
+    start: int
+    length: int
+    emits: bool
+
+
+class Growth(NamedTuple):
+    """A decode crosses into a new block: append `block` to the slot's block table."""
+
+    slot: int
+    block: int
+
+
+class Preemption(NamedTuple):
+    """A request gives its blocks back and waits again."""
+
+    request_id: str
+    mode: str
+    reason: str
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step's work. Sizes are tokens; `now` is seconds on the scheduler's clock.
+
+    An empty plan (`not plan`) has step -1, is never executed or applied, and `held_back_by` says why;
+    `left` of an empty plan is carried into the next plan that is not.
+    `held_back_by` in a non-empty plan names the constraint that kept somebody waiting although
+    budget, seats or blocks were left; None if nobody was held back that way.
+    """
+
+    step: int
+    now: float
+    decodes: list[int] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    joined: list[Join] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)
+    growth: list[Growth] = field(default_factory=list)
+    preempted: list[Preemption] = field(default_factory=list)
+    admitted: list[str] = field(default_factory=list)
+    restored: list[str] = field(default_factory=list)
+    held_back_by: str | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.decodes or self.chunks)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step: one per decode plus every chunk."""
+        return len(self.decodes) + sum(c.length for c in self.chunks)
+
+    def emitting(self) -> list[int]:
+        """Slots that emit a token, in the order of `StepResult.tokens`: decodes, then ending chunks."""
+        return self.decodes + [c.slot for c in self.chunks if c.emits]
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a step produced.
+
+    tokens:   one sampled token id per entry of `StepPlan.emitting()`, in that order.
+    finished: (index into `tokens`, reason) of requests that end with that token (a stop token, a stop
+              string, a completed grammar). Ends by length are the scheduler's to know.
+    details:  opaque per-token extras by index into `tokens` (log-probabilities); the scheduler ignores them.
+    """
+
+    tokens: Sequence[int]
+    finished: Sequence[tuple[int, FinishReason]] = ()
+    details: dict[int, object] = field(default_factory=dict)

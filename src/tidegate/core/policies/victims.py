@@ -1,0 +1,83 @@
+"""Who gives way. Each chooses a smallest set that covers the shortage; ties go to the newest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tidegate.core.policy import PolicyContext
+from tidegate.core.view import Candidate, Need
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """Whoever comes last in the order goes first, until the shortage is covered (vLLM's rule).
+
+    Bad at wasted work: the newest may be the one with the longest prompt.
+    """
+
+    def choose(self, candidates: Sequence[Candidate], need: Need, ctx: PolicyContext) -> Sequence[Candidate]:
+        last_first = sorted(candidates, key=lambda c: (c.request.tier, c.request.seq), reverse=True)
+        chosen: list[Candidate] = []
+        for c in last_first:
+            if covers(chosen, need):
+                break
+            chosen.append(c)
+        return chosen if covers(chosen, need) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class LeastWorkLost:
+    """Of the smallest sets that cover the shortage, one that throws the fewest computed tokens away."""
+
+    def choose(self, candidates: Sequence[Candidate], need: Need, ctx: PolicyContext) -> Sequence[Candidate]:
+        return smallest_set(candidates, need, cost=lambda c: c.lost)
+
+
+@dataclass(frozen=True, slots=True)
+class LowestPriority:
+    """The least urgent class gives way first; within what is needed of it, least work lost."""
+
+    def choose(self, candidates: Sequence[Candidate], need: Need, ctx: PolicyContext) -> Sequence[Candidate]:
+        given: list[Candidate] = []
+        for tier in sorted({c.request.tier for c in candidates}, reverse=True):
+            own = [c for c in candidates if c.request.tier == tier]
+            rest = Need(need.blocks - sum(c.blocks for c in given), need.seats - len(given))
+            chosen = smallest_set(own, rest, cost=lambda c: c.lost)
+            if chosen:
+                return [*given, *chosen]
+            given += own
+        return ()
+
+
+def covers(chosen: Sequence[Candidate], need: Need) -> bool:
+    """Whether these together free what is short."""
+    return len(chosen) >= need.seats and sum(c.blocks for c in chosen) >= need.blocks
+
+
+def smallest_set(candidates: Sequence[Candidate], need: Need, cost: Callable[[Candidate], float]) -> list[Candidate]:
+    """A set of the smallest size that covers `need`, cheap by `cost`; empty if nothing covers it.
+
+    One victim is exact: the cheapest that covers alone. Several start from those that free the most
+    and are exchanged one by one for cheaper ones while the set still covers.
+    """
+    newest = sorted(candidates, key=lambda c: (cost(c), -c.request.seq))
+    alone = next((c for c in newest if covers([c], need)), None)
+    if alone is not None:
+        return [alone]
+    chosen: list[Candidate] = []
+    for c in sorted(newest, key=lambda c: -c.blocks):
+        if covers(chosen, need):
+            break
+        chosen.append(c)
+    if not chosen or not covers(chosen, need):
+        return []
+    for dear in sorted(chosen, key=cost, reverse=True):
+        rest = [c for c in chosen if c is not dear]
+        for cheap in newest:
+            if cost(cheap) >= cost(dear):
+                break
+            if cheap not in chosen and covers([*rest, cheap], need):
+                chosen = [*rest, cheap]
+                break
+    return chosen

@@ -1,0 +1,137 @@
+"""The policy vocabulary: one shape per decision, each a small pure object.
+
+What a policy remembers (served lengths, predictions) lives in a `PolicyContext` that the host owns and
+passes in, so the same object serves our engine, a foreign engine and a gateway. In every order
+**lower comes first**.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple, Protocol
+
+from tidegate.core.predict import Predictor, StepTime
+from tidegate.core.request import Rejection
+from tidegate.core.view import Candidate, LoadView, Need, RequestView, StepView
+
+
+class Key(NamedTuple):
+    """Place in the order: lower first by (tier, score, arrival sequence).
+
+    `until` is the time (seconds) at which the passing of time alone changes the key; the queue asks
+    again then. Events that change a key re-key those whom they concern.
+    """
+
+    tier: int
+    score: float
+    until: float = inf
+
+
+@dataclass(slots=True)
+class PolicyContext:
+    """What policies remember and assume; owned by the host.
+
+    predictor: output lengths (tokens), fed by finished requests
+    step_time: seconds a step takes, for scores that are seconds
+    """
+
+    predictor: Predictor
+    step_time: StepTime
+    now: float = 0.0
+
+
+class Order(Protocol):
+    """Who comes first, waiting and running alike."""
+
+    def tier(self, r: RequestView, ctx: PolicyContext) -> int:
+        """The class of `r`, ageing left out: only a strictly better class displaces a running request."""
+        ...
+
+    def key(self, r: RequestView, ctx: PolicyContext) -> Key:
+        """The place of `r`. Computed from absolute times, so that it stays right until `Key.until`."""
+        ...
+
+
+class Victim(Protocol):
+    """Who gives way, given what is short."""
+
+    def choose(self, candidates: Sequence[Candidate], need: Need, ctx: PolicyContext) -> Sequence[Candidate]:
+        """A smallest set that covers `need`, empty if nothing covers it. Ties go to the newest."""
+        ...
+
+
+class Budget(Protocol):
+    """How many prefill tokens a step computes beside its decodes."""
+
+    def tokens(self, step: StepView, ctx: PolicyContext) -> int:
+        """Prefill tokens of this step in all."""
+        ...
+
+    def chunk(self, r: RequestView, remaining: int, left: int, contended: bool, ctx: PolicyContext) -> int:
+        """The most tokens of `r`'s prompt to compute now.
+
+        `remaining` of its known tokens are not computed, `left` of the step's prefill tokens are not
+        spent, and `contended` says whether another prompt of its class or better waits for them. What
+        nobody else takes is offered again without `contended`.
+        """
+        ...
+
+
+class Accept(NamedTuple):
+    """The request may wait."""
+
+
+class Reject(NamedTuple):
+    """The request is refused; `retry_after` is in seconds, None where trying again cannot help."""
+
+    reason: Rejection
+    message: str
+    retry_after: float | None = None
+
+
+class Admit(Protocol):
+    """Who may wait at all."""
+
+    def decide(self, r: RequestView, load: LoadView, ctx: PolicyContext) -> Accept | Reject: ...
+
+
+class Restore(Protocol):
+    """How one victim will get its KV back."""
+
+    def choose(self, victim: Candidate, ctx: PolicyContext) -> str:
+        """The mode by name: "recompute" drops the KV and computes it again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What a scheduling design has or lacks; presets of known designs switch off what those lack.
+
+    displace:  an urgent waiting head may take the seat or the blocks of a running request of a worse class
+    backfill:  requests that cannot delay a blocked head may pass it
+    hold_pending: a prompt whose next prefix block is being computed by another waits for it
+    reserve_prompt: a prompt starts only if all of it fits, and its blocks are reserved whole
+    mixed_batches: prefill chunks and decodes share a step; without it every step is one or the other
+    max_prefill_steps: without mixed batches, prefill steps in a row while decodes wait
+    """
+
+    displace: bool = True
+    backfill: bool = True
+    hold_pending: bool = True
+    mixed_batches: bool = True
+    max_prefill_steps: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A whole policy, composed from config or in Python."""
+
+    name: str
+    order: Order
+    victim: Victim
+    budget: Budget
+    admit: Admit
+    restore: Restore
+    features: Features = Features()

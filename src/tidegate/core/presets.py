@@ -1,0 +1,114 @@
+"""Whole policies by name, and the known designs they reproduce.
+
+`build_policy(name, params)` is how a configuration becomes a `Policy`; `PRESETS` is what it chooses from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from tidegate.core.policies.budgets import FixedBudget
+from tidegate.core.policies.doors import QueueLimit
+from tidegate.core.policies.orders import Aged, Fcfs, Priority, ShortestJob
+from tidegate.core.policies.restores import Recompute
+from tidegate.core.policies.victims import LeastWorkLost, LowestPriority, Newest
+from tidegate.core.policy import Features, Order, Policy, Victim
+from tidegate.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """Parameters every preset takes.
+
+    aging_window: seconds of waiting that one class is worth; None is no ageing
+    aging_rate: seconds of waiting that one unit of the order's score is worth
+    share: what one long prompt gets of a step's prefill tokens while others wait, 0 to 1
+    max_chunk: tokens of one chunk at most; None is no cap
+    max_waiting: requests that may wait; None is no end
+    victim: "least-work", "lowest-priority" or "newest"
+    displace, backfill, hold_pending, mixed_batches, max_prefill_steps: see `Features`
+    """
+
+    aging_window: float | None = None
+    aging_rate: float = 1.0
+    share: float = 0.5
+    max_chunk: int | None = None
+    max_waiting: int | None = None
+    victim: str = "lowest-priority"
+    displace: bool = True
+    backfill: bool = True
+    hold_pending: bool = True
+    mixed_batches: bool = True
+    max_prefill_steps: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A policy by name: one line of what it is, its order, its parameters, its limits where they differ."""
+
+    summary: str
+    order: Callable[[], Order]
+    defaults: Composition = Composition()
+    limits: Mapping[str, Any] = field(default_factory=dict)
+
+
+VICTIMS: Mapping[str, Callable[[], Victim]] = {
+    "least-work": LeastWorkLost,
+    "lowest-priority": LowestPriority,
+    "newest": Newest,
+}
+
+_PLAIN = Composition(share=1.0, victim="newest", displace=False, backfill=False, hold_pending=False)
+
+PRESETS: Mapping[str, Preset] = {
+    "fcfs": Preset("first come, first served", Fcfs),
+    "priority": Preset("static classes, lower is more urgent, first come first served within a class", Priority),
+    "sjf": Preset("shortest remaining job first, by predicted seconds", ShortestJob),
+    "vllm-v1": Preset(
+        "vLLM V1 as shipped: first come first served, chunked prefill, recompute, newest gives way",
+        Fcfs,
+        _PLAIN,
+        {"stall_steps": 0, "resume_span": 0, "max_preemptions": 1_000_000},
+    ),
+    "sarathi": Preset(
+        "Sarathi-Serve: stall-free batches, decodes first, prefill chunks of at most 512 tokens a step",
+        Fcfs,
+        _PLAIN,
+        {"max_num_batched_tokens": 512, "stall_steps": 0, "resume_span": 0, "max_preemptions": 1_000_000},
+    ),
+}
+
+DEFAULT_POLICY = "priority"
+
+
+def build_policy(name: str, params: Mapping[str, Any] | None = None) -> Policy:
+    """The policy `name` with `params` over its defaults (fields of `Composition`).
+
+    Raises ConfigError for an unknown name or parameter, listing the known ones.
+    """
+    if name not in PRESETS:
+        raise ConfigError(f"unknown policy {name!r}; known are {', '.join(PRESETS)}")
+    preset = PRESETS[name]
+    values = {f.name: getattr(preset.defaults, f.name) for f in fields(Composition)}
+    unknown = set(params or ()) - set(values)
+    if unknown:
+        raise ConfigError(f"policy {name} has no parameter {sorted(unknown)[0]!r}; it has {', '.join(values)}")
+    c = Composition(**{**values, **(params or {})})
+    if c.victim not in VICTIMS:
+        raise ConfigError(f"unknown victim {c.victim!r}; known are {', '.join(VICTIMS)}")
+    if not 0 < c.share <= 1:
+        raise ConfigError(f"share must be above 0 and at most 1, not {c.share}")
+    order = preset.order()
+    if c.aging_window is not None:
+        order = Aged(order, c.aging_window, c.aging_rate)
+    return Policy(
+        name=name,
+        order=order,
+        victim=VICTIMS[c.victim](),
+        budget=FixedBudget(c.share, c.max_chunk),
+        admit=QueueLimit(c.max_waiting),
+        restore=Recompute(),
+        features=Features(c.displace, c.backfill, c.hold_pending, c.mixed_batches, c.max_prefill_steps),
+    )

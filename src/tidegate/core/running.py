@@ -1,0 +1,138 @@
+"""Who is running: seats, leases, and the two ways to compute (prefill, decode)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tidegate.core.decodes import DecodeSet
+from tidegate.core.hashing import block_hashes
+from tidegate.core.kv import KvCache, Lease
+from tidegate.core.limits import Limits
+from tidegate.core.request import Request
+
+
+class Running:
+    """Requests that hold a seat and blocks.
+
+    members:     all of them, in order of admission
+    decodes:     those that emit a token a step
+    prefilling:  those with known tokens still to compute
+    stalled:     decodes that wait, seated, for a block
+    left:        seats given up since the last plan that was executed
+    outstanding: blocks by which all of them may still grow, as declared
+    version:     grows whenever somebody comes or goes
+    """
+
+    def __init__(self, kv: KvCache, limits: Limits) -> None:
+        self.kv = kv
+        self.members: dict[Request, None] = {}
+        self.decodes = DecodeSet(limits.block_size)
+        self.prefilling: dict[Request, None] = {}
+        self.stalled: dict[Request, None] = {}
+        self.left: list[int] = []
+        self.outstanding = 0
+        self.version = 0
+        self._seats = list(range(limits.max_num_seqs - 1, -1, -1))
+        self._tiers: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def free_seats(self) -> int:
+        return len(self._seats)
+
+    @property
+    def worst_tier(self) -> int | None:
+        """The largest tier that runs; None if nobody does."""
+        return max(self._tiers, default=None)
+
+    def footprint(self, r: Request) -> int:
+        """Blocks `r` holds at its peak. Its last token is never written to the cache."""
+        return self.kv.blocks_for(r.prompt_tokens + r.target - 1)
+
+    def seat(self, r: Request, lease: Lease) -> None:
+        """`r` takes a seat and will compute its known tokens."""
+        r.lease = lease
+        r.slot = self._seats.pop()
+        self.members[r] = None
+        self.prefilling[r] = None
+        self._tiers[r.tier] = self._tiers.get(r.tier, 0) + 1
+        self.outstanding += self.growth_left(r)
+        self.version += 1
+
+    def grow(self, r: Request) -> int:
+        """One more block for a decode; returns its id."""
+        assert r.lease is not None
+        before = self.growth_left(r)
+        block = self.kv.grow(r.lease)
+        self.outstanding += self.growth_left(r) - before
+        return block
+
+    def start_decoding(self, r: Request) -> None:
+        """`r` decodes from the next advance on."""
+        self.prefilling.pop(r, None)
+        self.stalled.pop(r, None)
+        self.decodes.join(r)
+
+    def stall(self, r: Request) -> None:
+        """`r` keeps its seat and blocks and skips steps until it gets a block."""
+        if r.decode_set is not None:
+            self.decodes.leave(r)
+        self.stalled[r] = None
+
+    def vacate(self, r: Request) -> None:
+        """`r` gives seat and blocks back; its full computed blocks stay cached while memory lasts."""
+        assert r.lease is not None
+        if r.decode_set is not None:
+            self.decodes.leave(r)
+        self.outstanding -= self.growth_left(r)
+        full = min(r.planned, r.known_tokens) // self.kv.block_size
+        self.kv.commit(r.lease, hashes_of(r, self.kv), full)
+        self.kv.release(r.lease)
+        r.lease = None
+        self.left.append(r.slot)
+        self._seats.append(r.slot)
+        r.slot = -1
+        del self.members[r]
+        self.prefilling.pop(r, None)
+        self.stalled.pop(r, None)
+        self._tiers[r.tier] -= 1
+        if not self._tiers[r.tier]:
+            del self._tiers[r.tier]
+        self.version += 1
+
+    def take_left(self) -> list[int]:
+        """Seats given up since the last call."""
+        left, self.left = self.left, []
+        return left
+
+    def growth_left(self, r: Request) -> int:
+        """Blocks by which `r` may still grow, as declared."""
+        assert r.lease is not None
+        return max(0, self.footprint(r) - len(r.lease.table))
+
+
+def hashes_of(r: Request, kv: KvCache) -> list[bytes | int]:
+    """Block hashes of every full block of `r`'s known tokens, computed once each.
+
+    A host that keeps no token ids gives the prompt's hashes itself; outputs then have none.
+    """
+    if not kv.prefix_caching:
+        return []
+    known = list(r.block_hashes) if not isinstance(r.block_hashes, list) and r.block_hashes is not None else r.block_hashes
+    if r.token_ids is not None and len(known or ()) < len(r.token_ids) // kv.block_size:
+        known = block_hashes(r.token_ids, kv.block_size, r.cache_salt, known or ())  # type: ignore[arg-type]
+    r.block_hashes = known if known is not None else []
+    return r.block_hashes
+
+
+def in_order(requests: Iterable[Request]) -> list[Request]:
+    """Sorted by the key each got when it was queued."""
+    return sorted(requests, key=place)
+
+
+def place(r: Request) -> tuple[int, float, int]:
+    """(tier, score, arrival sequence) of a request that was queued."""
+    assert r.key is not None
+    return r.key.tier, r.key.score, r.seq

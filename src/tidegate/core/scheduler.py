@@ -1,0 +1,227 @@
+"""The scheduler: `add`, `abort`, `plan`, `apply`, `explain`. Wiring only; the parts decide.
+
+Pure and single-threaded: time comes in as an argument, results as values, and what happened goes out
+as events. The same object runs in an engine, in a simulation and in a test.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from itertools import count
+from typing import Any, NamedTuple
+
+from tidegate.core.events import Event
+from tidegate.core.kv import KvCache
+from tidegate.core.lifecycle import Lifecycle
+from tidegate.core.limits import Limits
+from tidegate.core.plan import StepPlan, StepResult
+from tidegate.core.planner import Planner
+from tidegate.core.policy import Key, Policy, PolicyContext, Reject
+from tidegate.core.predict import HistoryPredictor, StepTime
+from tidegate.core.queue import WaitingQueue
+from tidegate.core.request import FinishReason, Rejection, Request, Status
+from tidegate.core.running import Running
+from tidegate.core.view import LoadView
+from tidegate.errors import RequestRefused
+
+
+class Snapshot(NamedTuple):
+    """The load now. `waiting` counts preempted and parked requests too; waits are seconds."""
+
+    waiting: int
+    running: int
+    waiting_by_class: dict[str, int]
+    running_by_class: dict[str, int]
+    oldest_wait_by_class: dict[str, float]
+    free_blocks: int
+    available_blocks: int
+    num_blocks: int
+    held_back_by: str | None
+
+
+class Scheduler:
+    """Decides what is computed next. Every time is seconds on one clock that the host chooses."""
+
+    def __init__(self, policy: Policy, limits: Limits, ctx: PolicyContext | None = None) -> None:
+        self.policy = policy
+        self.limits = limits
+        self.ctx = ctx if ctx is not None else PolicyContext(HistoryPredictor(), StepTime())
+        self.kv = KvCache(limits.num_blocks, limits.block_size, limits.prefix_caching)
+        self.running = Running(self.kv, limits)
+        self.waiting = WaitingQueue(self._key)
+        self._lifecycle = Lifecycle(self.waiting, self.running, self.ctx)
+        self._planner = Planner(policy, limits, self.ctx, self.kv, self.waiting, self.running, self._lifecycle)
+        self._parked: list[tuple[float, int, Request]] = []
+        self._num_parked = 0
+        self._arrivals = count()
+        self._held_back_by: str | None = None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request that arrived has not ended."""
+        return bool(self._lifecycle.requests)
+
+    @property
+    def in_flight(self) -> int:
+        """Steps that were planned and not applied."""
+        return len(self._lifecycle.in_flight)
+
+    def add(self, r: Request, now: float) -> None:
+        """A request arrives at the door.
+
+        Raises RequestRefused if it can never run, or if the policy does not let it wait; a refused
+        request is told as `Rejected` and never waits. Raises ValueError for an id that is in use.
+        """
+        if r.id in self._lifecycle.requests:
+            raise ValueError(f"request id {r.id!r} is in use")
+        self.ctx.now = now
+        refusal = self._unfit(r)
+        if refusal is None:
+            load = LoadView(now, self.waiting.fresh + self._num_parked, len(self.running), self.kv.available)
+            verdict = self.policy.admit.decide(r, load, self.ctx)
+            refusal = verdict if isinstance(verdict, Reject) else None
+        if refusal is not None:
+            self._lifecycle.reject(r, refusal, now)
+            raise RequestRefused(refusal.reason.value, refusal.message, refusal.retry_after)
+        r.seq = next(self._arrivals)
+        r.tier = self.policy.order.tier(r, self.ctx)
+        if r.not_before > now:
+            self._lifecycle.park(r, now)
+            heapq.heappush(self._parked, (r.not_before, r.seq, r))
+            self._num_parked += 1
+        else:
+            self._lifecycle.wait(r, now)
+
+    def abort(self, request_id: str, now: float) -> bool:
+        """The client is gone: end the request whatever it is doing. False if it is not known (any more)."""
+        r = self._lifecycle.requests.get(request_id)
+        if r is None:
+            return False
+        if r.status is Status.PARKED:
+            self._num_parked -= 1
+        self._lifecycle.finish(r, FinishReason.CANCELLED, now)
+        return True
+
+    def plan(self, now: float) -> StepPlan:
+        """The next step. An empty plan (falsy) is neither executed nor applied."""
+        self.ctx.now = now
+        self._unpark(now)
+        self.waiting.rekey_due(now)
+        step = self._planner.plan(now)
+        if step is None:
+            self._held_back_by = self._idle_reason()
+            return StepPlan(-1, now, held_back_by=self._held_back_by)
+        self._held_back_by = step.plan.held_back_by
+        return step.plan
+
+    def apply(self, plan: StepPlan, result: StepResult, now: float) -> None:
+        """A step was computed. Results come in the order of their plans; raises ValueError otherwise."""
+        if not self._lifecycle.in_flight or self._lifecycle.in_flight[0].plan is not plan:
+            raise ValueError(f"step {plan.step} is not the oldest in flight")
+        self.ctx.now = now
+        self._lifecycle.apply(self._lifecycle.in_flight[0], result, now)
+
+    def take_events(self) -> list[Event]:
+        """What happened since the last call, in order."""
+        events, self._lifecycle.events = self._lifecycle.events, []
+        return events
+
+    def next_wake(self, now: float) -> float | None:
+        """When time alone will change what can be planned (seconds); None if only an event will."""
+        due = self.waiting.next_due()
+        parked = self._parked[0][0] if self._parked else None
+        times = [t for t in (due, parked) if t is not None]
+        return max(now, min(times)) if times else None
+
+    def snapshot(self, now: float) -> Snapshot:
+        """The load at `now`. Costs as much as waits and runs: for metrics, not for every step."""
+        queued = [*self.waiting, *(r for _, _, r in self._parked if r.status is Status.PARKED)]
+        oldest: dict[str, float] = {}
+        for r in queued:
+            since = r.arrival if r.preempted_at is None else r.preempted_at
+            oldest[r.slo_class] = max(oldest.get(r.slo_class, 0.0), now - since)
+        return Snapshot(
+            waiting=len(queued),
+            running=len(self.running),
+            waiting_by_class=dict(Counter(r.slo_class for r in queued)),
+            running_by_class=dict(Counter(r.slo_class for r in self.running.members)),
+            oldest_wait_by_class=oldest,
+            free_blocks=self.kv.free,
+            available_blocks=self.kv.available,
+            num_blocks=self.kv.num_blocks,
+            held_back_by=self._held_back_by,
+        )
+
+    def explain(self, request_id: str) -> dict[str, Any] | None:
+        """Why a request is where it is, with the decisions so far; None if it is not known (any more).
+
+        Plain data, ready for JSON. Ended requests are remembered for a while.
+        """
+        diary = self._lifecycle.diary
+        r = self._lifecycle.requests.get(request_id) or diary.ended(request_id)
+        if r is None:
+            return None
+        told: dict[str, Any] = {
+            "request_id": r.id,
+            "status": r.status.value,
+            "class": r.slo_class,
+            "tenant": r.tenant,
+            "priority": r.priority,
+            "policy": self.policy.name,
+            "key": None if r.key is None else {"tier": r.key.tier, "score": r.key.score},
+            "prompt_tokens": r.prompt_tokens,
+            "computed_tokens": r.computed,
+            "output_tokens": r.emitted,
+            "max_tokens": r.target or r.max_tokens,
+            "cached_tokens": r.cached_tokens,
+            "preemptions": r.preemptions,
+            "decisions": diary.lines(request_id),
+        }
+        if r in self.waiting:
+            told["waiting"] = self._why_waiting(r)
+        elif r.status is Status.PARKED:
+            told["waiting"] = {"held_back_by": "parked", "until": r.not_before}
+        return told
+
+    def _why_waiting(self, r: Request) -> dict[str, Any]:
+        blocked = self._planner.blocked
+        why: dict[str, Any] = {"ahead": self.waiting.ahead_of(r), "held_back_by": self._held_back_by}
+        if blocked is not None and blocked[0] in self.waiting:
+            why["head"], why["head_held_back_by"] = blocked[0].id, blocked[1]
+        return why
+
+    def _key(self, r: Request) -> Key:
+        return self.policy.order.key(r, self.ctx)
+
+    def _unfit(self, r: Request) -> Reject | None:
+        """Why `r` can never run, if so. Otherwise settles how many outputs it may have (`r.target`)."""
+        limits = self.limits
+        if r.prompt_tokens < 1:
+            return Reject(Rejection.BAD_REQUEST, "the prompt is empty; give at least one token")
+        if r.max_tokens is not None and r.max_tokens < 1:
+            return Reject(Rejection.BAD_REQUEST, f"max_tokens must be at least 1, not {r.max_tokens}")
+        room = limits.max_model_len - r.prompt_tokens if limits.max_model_len is not None else None
+        if room is not None and (room < 1 or (r.max_tokens is not None and r.max_tokens > room)):
+            wanted = r.prompt_tokens + (r.max_tokens or 1)
+            return Reject(Rejection.TOO_LONG, f"{wanted} tokens wanted (prompt and output), the model takes {limits.max_model_len}")
+        pool = limits.pool_tokens - r.prompt_tokens + 1
+        declared = r.max_tokens if r.max_tokens is not None else room
+        if pool < 1 or (pool < (r.max_tokens or 0) and limits.oversize == "refuse"):
+            wanted = self.kv.blocks_for(r.prompt_tokens + max(0, (r.max_tokens or 1) - 1))
+            return Reject(Rejection.KV_CAPACITY, f"{wanted} KV blocks wanted, the pool has {limits.num_blocks}")
+        r.clip = declared is None or declared > pool
+        r.target = pool if r.clip or declared is None else declared
+        return None
+
+    def _unpark(self, now: float) -> None:
+        while self._parked and self._parked[0][0] <= now:
+            r = heapq.heappop(self._parked)[2]
+            if r.status is Status.PARKED:
+                self._num_parked -= 1
+                self._lifecycle.wait(r, now)
+
+    def _idle_reason(self) -> str:
+        if self._planner.held_back_by is not None:
+            return self._planner.held_back_by
+        return "parked" if self._num_parked else "nothing to do"

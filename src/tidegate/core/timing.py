@@ -1,0 +1,50 @@
+"""When each advance of a decode set was applied, from which gaps between tokens are read at the end.
+
+One entry a step instead of one a token: a request's gaps are a slice of what all of them share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+
+class StepTimes:
+    """Times (seconds) of consecutive clocks, the oldest of which are forgotten on request."""
+
+    __slots__ = ("_first", "_gaps", "_times")
+
+    def __init__(self) -> None:
+        self._first = 1
+        self._times: list[float] = []
+        self._gaps: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+    def record(self, now: float) -> None:
+        """The next clock was applied at `now`."""
+        self._gaps.append(now - self._times[-1] if self._times else 0.0)
+        self._times.append(now)
+
+    def at(self, clock: int) -> float:
+        """When `clock` was applied."""
+        return self._times[clock - self._first]
+
+    def gaps(self, since: int, until: int) -> list[float]:
+        """Gaps that end at clocks since+1 .. until, each from the clock before."""
+        return self._gaps[since + 1 - self._first : until + 1 - self._first]
+
+    def forget(self, before: int) -> None:
+        """Drop the times of clocks under `before`."""
+        drop = max(0, min(before - self._first, len(self._times)))
+        del self._times[:drop], self._gaps[:drop]
+        self._first += drop
+
+
+def nearest_rank(values: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least `share` of `values` do not exceed; None of nothing."""
+    if not values:
+        return None
+    rank = ceil(share * len(values))
+    return max(values) if rank == len(values) else sorted(values)[rank - 1]

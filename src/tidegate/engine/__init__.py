@@ -1,0 +1,1 @@
+"""The loop that turns plans into tokens: plan -> execute -> apply."""
