@@ -31,6 +31,8 @@ COMMANDS = {
     "config": "tidegate.cli.config:app",
 }
 
+INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
+
 
 class LazyGroup(TyperGroup):
     """The subcommands of COMMANDS, each imported when it is asked for."""
@@ -75,10 +77,12 @@ def main() -> None:
     try:
         code = app(prog_name="tidegate", standalone_mode=False)
         sys.stdout.flush()
+        if code == INTERRUPTED:
+            _complain("interrupted", code)
     except (InputError, TyperException) as e:
         code = _complain(e.format_message() if isinstance(e, TyperException) else str(e), 2)
-    except (KeyboardInterrupt, typer.Abort):
-        code = _complain("interrupted", 130)
+    except typer.Abort:
+        code = _complain("interrupted", INTERRUPTED)
     except BrokenPipeError:
         # Whoever read our output has what it wanted; what Python flushes at exit must not complain again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def replay(
     workload: Annotated[str, typer.Argument(help="A .jsonl or .csv file, or a shipped trace (see `tidegate traces`).")],
     url: Annotated[str, typer.Option(help="The OpenAI-compatible server.")] = "http://127.0.0.1:8000",
-    model: Annotated[str | None, typer.Option(help="Model to ask for; by default the first that the server names.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model to ask for; by default the server's first.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Send only the first N requests.")] = None,
     rate_scale: Annotated[float, typer.Option(help="Let requests arrive this many times as fast.")] = 1.0,
     concurrency: Annotated[

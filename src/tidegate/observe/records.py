@@ -90,9 +90,7 @@ class Recorder:
                 never = Timing(None, None, None, None, None, event.now - event.request.arrival, 0.0)
                 self.records.append(self._row(event.request, event.now, FinishReason.REFUSED, never, ()))
 
-    def _row(
-        self, r: Request, now: float, reason: FinishReason, timing: Timing, missed: Sequence[str]
-    ) -> Record:
+    def _row(self, r: Request, now: float, reason: FinishReason, timing: Timing, missed: Sequence[str]) -> Record:
         return Record(
             request_id=r.id,
             tenant=r.tenant,

@@ -133,16 +133,16 @@ class Replay:
             places = asyncio.Semaphore(self.target.concurrency or len(self.workload))
             loop = asyncio.get_running_loop()
             self._start = loop.time() - (self.workload.requests[0].arrival_s if len(self.workload) else 0.0)
+            place_free = self._start
             async with asyncio.TaskGroup() as tasks:
                 for index, request in enumerate(self.workload):
                     prompt = prompt_ids(request, index, self.target.seed, self.target.token_ids)
                     due = self._start + request.arrival_s
                     await asyncio.sleep(max(0.0, due - loop.time()))
-                    if places.locked():
-                        await places.acquire()
-                        due = loop.time()
-                    else:
-                        await places.acquire()
+                    full = places.locked()
+                    await places.acquire()
+                    place_free = loop.time() if full else place_free
+                    due = max(due, place_free)
                     self.send_delay_s = max(self.send_delay_s, loop.time() - due)
                     sending = tasks.create_task(self._one(session, index, request, prompt, due))
                     sending.add_done_callback(lambda _: places.release())

@@ -1,0 +1,331 @@
+"""Configuration: TOML in, one frozen `Config` out, which knows how to make what the engine needs.
+
+`resolve` validates and fills in; it returns a new object and never changes what it was given. Whatever
+a file says that no option reads is an error that names the nearest one that does.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+import tomli_w
+from pydantic import BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
+
+from tidegate.core.limits import Limits
+from tidegate.core.slo import DEFAULT_CLASS, DEFAULT_CLASSES, Slo, SloClass
+from tidegate.errors import ConfigError
+
+SECTION = ConfigDict(extra="forbid")
+
+# TOML knows its types, so nothing is converted: "64" is no number and 1 is no truth value.
+Switch = Annotated[bool, Strict()]
+Whole = Annotated[int, Strict()]
+Steps = Annotated[int, Strict(), Field(ge=0)]
+Count = Annotated[int, Strict(), Field(ge=1)]
+Share = Annotated[float, Strict(), Field(ge=0, lt=1)]
+Seconds = Annotated[float, Strict(), Field(gt=0, allow_inf_nan=False)]
+Name = Annotated[str, Field(min_length=1)]
+
+DEFAULT_TIERS: Mapping[str, str] = MappingProxyType({"flex": "batch", "priority": "interactive"})
+
+_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+def _bytes(value: Any) -> Any:
+    """ "1.5GiB" as a number of bytes."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)\s*", value)
+    if match is None:
+        raise ValueError(f"must be a number of bytes or a size such as '512MiB' or '1.5GiB', not {value!r}")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _no_promise(value: Any) -> Any:
+    """ "none" takes a promise back that a class has by default."""
+    return None if value == "none" else value
+
+
+Size = Annotated[Count, BeforeValidator(_bytes)]
+Promise = Annotated[Seconds | None, BeforeValidator(_no_promise)]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """`[scheduler]`. What is named as in core.limits.Limits means what it means there.
+
+    policy:         name of a policy or of a preset (`tidegate policies`)
+    num_blocks:     KV blocks; or
+    kv_memory:      bytes for KV ("1GiB"); with neither the executor sizes the pool by the memory it finds
+    max_model_len:  a lower limit than the model's own, tokens
+    max_waiting:    requests that may wait before new ones are refused with 429
+    pipeline_depth: 2 plans a step while the one before it runs
+    """
+
+    __pydantic_config__ = SECTION
+
+    policy: Name = "priority"
+    num_blocks: Count | None = None
+    kv_memory: Size | None = None
+    block_size: Count = 16
+    max_num_seqs: Count = 64
+    max_num_batched_tokens: Count = 2048
+    max_model_len: Count | None = None
+    headroom: str = "watermark"
+    watermark: Share = 0.01
+    oversize: str = "refuse"
+    partial_prefills: Count | None = None
+    prefix_caching: Switch = True
+    max_waiting: Count = 1024
+    pipeline_depth: Literal[1, 2] = 2
+    bypass_bound: Steps = 60
+    resume_span: Steps = 128
+    max_preemptions: Steps = 8
+    stall_steps: Steps = 2
+
+
+@dataclass(frozen=True, slots=True)
+class AgingConfig:
+    """`[aging]`, on any policy.
+
+    window: seconds of waiting that make up for one class of priority; absent means no ageing
+    """
+
+    __pydantic_config__ = SECTION
+
+    window: Seconds | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClassConfig:
+    """`[classes.NAME]`: promises in seconds ("none" takes one back) and static priority, lower first."""
+
+    __pydantic_config__ = SECTION
+
+    ttft: Promise = None
+    tpot: Promise = None
+    tbt: Promise = None
+    e2e: Promise = None
+    priority: Whole = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """`[[server.api_keys]]`: a key, whose it is, and what it may claim.
+
+    tenant:  requests with this key are this tenant's, whatever they say; None leaves it to them
+    classes: classes it may claim; None is all
+    """
+
+    __pydantic_config__ = SECTION
+
+    key: Name
+    tenant: Name | None = None
+    classes: tuple[Name, ...] | None = None
+
+
+def _over_default_tiers(value: Any) -> Any:
+    return {**DEFAULT_TIERS, **value} if isinstance(value, dict) else value
+
+
+def _api_keys(value: Any) -> Any:
+    """A bare string is a key without bounds."""
+    return tuple({"key": k} if isinstance(k, str) else k for k in value) if isinstance(value, list) else value
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """`[server]`.
+
+    api_keys:       none means that everybody may come
+    max_body_bytes: larger bodies are refused with 413
+    default_class:  class of a request that claims none
+    service_tiers:  class for each of OpenAI's `service_tier` values, over the default ones; a tier
+        without a class ("auto", "default") is the default class
+    """
+
+    __pydantic_config__ = SECTION
+
+    host: Name = "127.0.0.1"
+    port: Annotated[int, Strict(), Field(ge=0, le=65535)] = 8000
+    api_keys: Annotated[tuple[ApiKey, ...], BeforeValidator(_api_keys)] = ()
+    max_body_bytes: Size = 4 * 2**20
+    default_class: Name = DEFAULT_CLASS
+    service_tiers: Annotated[dict[str, Name], BeforeValidator(_over_default_tiers)] = field(
+        default_factory=lambda: dict(DEFAULT_TIERS)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """`[model]`.
+
+    name:    a known name (`tidegate models`), a directory or GGUF file, or a hub id
+    dtype:   of weights and KV
+    threads: of the CPU kernels; absent takes the cores this process really has
+    """
+
+    __pydantic_config__ = SECTION
+
+    name: Name = "smollm2-135m"
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    threads: Count | None = None
+
+
+def _default_classes() -> dict[str, ClassConfig]:
+    return {name: ClassConfig(**asdict(known.slo), priority=known.priority) for name, known in DEFAULT_CLASSES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The resolved whole. `policy` holds parameters by policy name, `classes` every class there is."""
+
+    __pydantic_config__ = SECTION
+
+    scheduler: SchedulerConfig = SchedulerConfig()
+    policy: dict[str, dict[str, Any]] = field(default_factory=dict)
+    aging: AgingConfig = AgingConfig()
+    classes: dict[str, ClassConfig] = field(default_factory=_default_classes)
+    server: ServerConfig = ServerConfig()
+    model: ModelConfig = ModelConfig()
+
+    @property
+    def slo_classes(self) -> dict[str, SloClass]:
+        """The classes as the scheduler knows them."""
+        return {
+            name: SloClass(name, Slo(ttft=c.ttft, tpot=c.tpot, tbt=c.tbt, e2e=c.e2e), c.priority)
+            for name, c in self.classes.items()
+        }
+
+    def limits(self, num_blocks: int, max_model_len: int | None) -> Limits:
+        """The scheduler's limits over a pool of `num_blocks` and a model of `max_model_len` tokens."""
+        s = self.scheduler
+        shared = {f.name: getattr(s, f.name) for f in fields(Limits) if f.name not in ("num_blocks", "max_model_len")}
+        lengths = [n for n in (max_model_len, s.max_model_len) if n is not None]
+        try:
+            return Limits(num_blocks=num_blocks, max_model_len=min(lengths, default=None), **shared)
+        except ConfigError as e:
+            raise ConfigError(f"scheduler.{e}") from e
+
+
+_CONFIG = TypeAdapter(Config)
+
+
+def load_config(path: Path | None, overrides: Mapping[str, Mapping[str, Any]] | None = None) -> Config:
+    """The configuration in a TOML file, or the defaults without one.
+
+    `overrides` (section, option, value) win over the file; a value of None overrides nothing. Raises
+    ConfigError naming the file and the option.
+    """
+    raw: dict[str, Any] = {}
+    if path is not None:
+        try:
+            raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as e:
+            raise ConfigError(f"cannot read {path}: {e.strerror}") from e
+        except UnicodeDecodeError as e:
+            raise ConfigError(f"{path}: not UTF-8 text (byte {e.start})") from e
+        except tomllib.TOMLDecodeError as e:
+            raise ConfigError(f"{path}: not TOML: {e}") from e
+    for section, options in (overrides or {}).items():
+        given = {name: value for name, value in options.items() if value is not None}
+        if given and isinstance(raw.get(section, {}), dict):
+            raw[section] = {**raw.get(section, {}), **given}
+    try:
+        return resolve(raw)
+    except ConfigError as e:
+        raise ConfigError(f"{path}: {e}" if path is not None else str(e)) from e
+
+
+def resolve(raw: Mapping[str, Any]) -> Config:
+    """Validate what a TOML document said and fill in the rest. Raises ConfigError in one sentence."""
+    try:
+        config = _CONFIG.validate_python({**raw, "classes": _merged_classes(raw.get("classes", {}))})
+    except ValidationError as e:
+        raise ConfigError(_sentence(e)) from e
+    _check_references(config)
+    config.limits(config.scheduler.num_blocks or 1, None)
+    return config
+
+
+def to_toml(config: Config) -> str:
+    """Every option with its value, as TOML that resolves to an equal Config. Options without a value are left out."""
+    document = asdict(config)
+    document["classes"] = {
+        name: {option: "none" if value is None else value for option, value in options.items()}
+        for name, options in document["classes"].items()
+    }
+    return tomli_w.dumps(_without_none(document))
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_none(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list | tuple):
+        return [_without_none(v) for v in value]
+    return value
+
+
+def _merged_classes(raw: Any) -> Any:
+    """The default classes, each option overridden by what the file says of it."""
+    if not isinstance(raw, Mapping):
+        return raw
+    merged: dict[str, Any] = {name: asdict(c) for name, c in _default_classes().items()}
+    for name, options in raw.items():
+        merged[name] = {**merged.get(name, {}), **options} if isinstance(options, Mapping) else options
+    return merged
+
+
+def _check_references(config: Config) -> None:
+    """Everything that names a class names one there is, and no option contradicts another."""
+    if config.scheduler.num_blocks is not None and config.scheduler.kv_memory is not None:
+        raise ConfigError("scheduler.num_blocks and scheduler.kv_memory both size the KV pool; give one of them")
+    named = {"server.default_class": (config.server.default_class,)}
+    named |= {f"server.service_tiers.{tier}": (name,) for tier, name in config.server.service_tiers.items()}
+    named |= {f"server.api_keys.{i}.classes": k.classes or () for i, k in enumerate(config.server.api_keys)}
+    for where, names in named.items():
+        for name in names:
+            if name not in config.classes:
+                raise ConfigError(f"{where}: unknown class {name!r}{_nearest(name, config.classes)}")
+    keys = [k.key for k in config.server.api_keys]
+    if len(set(keys)) < len(keys):
+        raise ConfigError("server.api_keys: the same key stands there twice")
+
+
+def _sentence(error: ValidationError) -> str:
+    """The first of pydantic's complaints, as one sentence with the option's dotted path."""
+    first = error.errors()[0]
+    path = tuple(part for part in first["loc"] if not (isinstance(part, str) and part.startswith("function-")))
+    dotted = ".".join(map(str, path))
+    if first["type"] == "unexpected_keyword_argument":
+        return f"unknown option {dotted}{_nearest(str(path[-1]), _options_at(path[:-1]))}"
+    if first["type"] == "missing":
+        return f"{dotted} is missing"
+    if first["type"] in ("dataclass_type", "dict_type"):
+        return f"{dotted} must be a table, not {first['input']!r}"
+    message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    shown = "" if first["type"] == "value_error" else f", not {first['input']!r}"
+    return f"{dotted} {message}{shown}"
+
+
+def _nearest(name: str, known: Mapping[str, Any]) -> str:
+    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else f"; there are: {', '.join(sorted(known))}"
+
+
+def _options_at(path: tuple[int | str, ...]) -> dict[str, Any]:
+    """The options that may stand at a path of sections, names and list positions."""
+    at: Any = Config
+    for part in path:
+        if is_dataclass(at):
+            at = get_type_hints(at)[str(part)]
+        elif get_args(at):
+            at = get_args(at)[-1] if not isinstance(part, int) else get_args(at)[0]
+    return {f.name: f for f in fields(at)} if is_dataclass(at) else {}

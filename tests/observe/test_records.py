@@ -1,0 +1,124 @@
+"""The record format: what it holds, that files keep it, and what a summary makes of it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.core.events import Arrived, Finished, Rejected, Timing
+from tidegate.core.request import FinishReason, Rejection, Request
+from tidegate.errors import InputError
+from tidegate.observe.records import COLUMNS, Record, Recorder, read_records, write_records
+from tidegate.observe.summary import summarise
+
+DESIGNED = (
+    "request_id, tenant, slo_class, priority, arrival_s, admitted_s, first_token_s, finish_s, prompt_tokens, "
+    "output_tokens, cached_tokens, recomputed_tokens, swapped_blocks, preemptions, max_gap_s, p99_gap_s, ttft_s, "
+    "tpot_s, e2e_s, slo_met, finish_reason, replica"
+)
+
+DONE = Record(
+    "r", "acme", "batch", 10, 1.0, 1.5, 2.0, 4.0, 100, 5, 16, 0, 0, 0, 0.6, 0.6, 1.0, 0.5, 3.0, True, "length", "0"
+)
+
+maybe_seconds = st.none() | st.floats(0, 1e6)
+records = st.builds(
+    Record,
+    request_id=st.text(min_size=1),
+    tenant=st.text(),
+    admitted_s=maybe_seconds,
+    first_token_s=maybe_seconds,
+    arrival_s=st.floats(0, 1e6),
+    finish_s=st.floats(0, 1e6),
+    e2e_s=st.floats(0, 1e6),
+    max_gap_s=maybe_seconds,
+    p99_gap_s=maybe_seconds,
+    ttft_s=maybe_seconds,
+    tpot_s=maybe_seconds,
+    **dict.fromkeys(("priority", "prompt_tokens", "output_tokens", "cached_tokens"), st.integers(-(2**40), 2**40)),
+    **dict.fromkeys(("recomputed_tokens", "swapped_blocks", "preemptions"), st.none() | st.integers(0, 2**40)),
+)
+
+
+def test_the_columns_are_the_designed_ones() -> None:
+    assert ", ".join(COLUMNS) == DESIGNED
+
+
+@given(rows=st.lists(records, max_size=5), suffix=st.sampled_from([".parquet", ".jsonl"]))
+def test_files_keep_every_value(tmp_path_factory: pytest.TempPathFactory, rows: list[Record], suffix: str) -> None:
+    path = tmp_path_factory.mktemp("records") / f"r{suffix}"
+    write_records(rows, path)
+    assert read_records(path) == rows
+
+
+def test_what_is_no_records_file_is_an_input_error(tmp_path: Path) -> None:
+    for name, content in (("a.parquet", b"no"), ("a.jsonl", b"{"), ("b.jsonl", b'{"x": 1}'), ("c.jsonl", b"[1]")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError, match=name):
+            read_records(tmp_path / name)
+    with pytest.raises(InputError, match=r"\.parquet or \.jsonl"):
+        write_records([DONE], tmp_path / "r.csv")
+    with pytest.raises(InputError, match="cannot write"):
+        write_records([DONE], tmp_path / "none" / "r.parquet")
+
+
+def finished(request: Request, reason: FinishReason, missed: tuple[str, ...]) -> Finished:
+    request.admitted_at, request.first_token_at = 2.0, 3.0
+    request.preemptions, request.cached_tokens, request.recomputed_tokens = 2, 16, 48
+    return Finished(9.0, request, reason, Timing(1.0, 2.0, 0.5, 0.9, 0.8, 8.0, 0.4), missed)
+
+
+def test_events_fold_into_one_row_a_request() -> None:
+    recorder = Recorder(replica="left")
+    asked = Request("a", prompt_tokens=100, arrival=1.0, tenant="acme", slo_class="offline", priority=5)
+    refused = Request("b", prompt_tokens=9_999, arrival=4.0)
+    recorder.observe([Arrived(1.0, asked)])
+    recorder.observe(
+        [
+            Rejected(4.0, refused, Rejection.KV_CAPACITY, "too big", None),
+            finished(asked, FinishReason.STOP, ()),
+        ]
+    )
+    second, first = recorder.records
+    assert first == Record(
+        "a", "acme", "offline", 5, 1.0, 2.0, 3.0, 9.0, 100, 0, 16, 48, 0, 2, 0.9, 0.8, 2.0, 0.5, 8.0, True,
+        "stop", "left",
+    )  # fmt: skip
+    assert (second.request_id, second.finish_reason, second.slo_met) == ("b", "refused", False)
+    assert (second.admitted_s, second.ttft_s, second.e2e_s) == (None, None, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("reason", "missed", "met"),
+    [
+        (FinishReason.LENGTH, (), True),
+        (FinishReason.LENGTH_KV, (), True),
+        (FinishReason.LENGTH, ("ttft",), False),
+        (FinishReason.CANCELLED, (), False),
+        (FinishReason.ERROR, (), False),
+    ],
+)
+def test_a_promise_is_met_only_by_a_completed_request(reason: FinishReason, missed: tuple[str, ...], met: bool) -> None:
+    recorder = Recorder()
+    recorder.observe([finished(Request("a", prompt_tokens=1), reason, missed)])
+    assert recorder.records[0].slo_met is met
+
+
+def test_a_summary_counts_by_class_and_leaves_cancelled_requests_out_of_attainment() -> None:
+    rows = [replace(DONE, ttft_s=float(i), slo_met=i <= 50, finish_s=101.0) for i in range(1, 101)]
+    rows += [replace(DONE, finish_reason="cancelled", slo_met=False, ttft_s=None, e2e_s=1e9)]
+    rows += [replace(DONE, slo_class="interactive", finish_reason="refused", slo_met=False, ttft_s=None)]
+    summary = summarise(rows)
+    assert list(summary) == ["batch", "interactive", "all"]
+    batch = summary["batch"]
+    assert batch.ttft_s == {"p50": 50.0, "p90": 90.0, "p99": 99.0}
+    assert batch.e2e_s["p99"] == 3.0
+    assert (batch.requests, batch.completed, batch.cancelled, batch.attainment) == (101, 100, 1, 0.5)
+    assert batch.goodput == pytest.approx(50 / 100)
+    assert summary["interactive"].attainment == 0.0
+    assert summary["interactive"].ttft_s == {}
+    assert summary["all"].attainment == pytest.approx(50 / 101)
+    assert summary["all"].output_tokens_s == pytest.approx(102 * 5 / 100)
+    assert summarise([]) == {}
