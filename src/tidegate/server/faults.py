@@ -1,0 +1,120 @@
+"""Everything that goes wrong, in OpenAI's error shape."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from typing_extensions import TypedDict
+
+from tidegate.errors import EngineDead, RequestRefused, TidegateError
+from tidegate.server.schema import UNSUPPORTED
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_REFUSALS = {"queue_full": 429, "draining": 503}
+
+
+class Error(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(TypedDict):
+    error: Error
+
+
+class ApiError(TidegateError):
+    """A request that gets an answer other than 200. The message says what is wrong and how to mend it."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> ErrorBody:
+        kind = _TYPES.get(self.status) or ("invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """The answer to any error: refusals at the door, a dead engine, and what nobody expected."""
+    match error:
+        case ApiError():
+            return error
+        case RequestRefused(reason=reason, retry_after=retry):
+            headers = {} if retry is None else {"Retry-After": str(max(1, round(retry)))}
+            return ApiError(_REFUSALS.get(reason, 400), str(error), code=reason, headers=headers)
+        case EngineDead():
+            return ApiError(503, str(error), code="engine_dead")
+        case RequestValidationError():
+            return _invalid(error)
+        case HTTPException():
+            return _http(error)
+    return ApiError(500, "the server made a mistake; its log says more", code="internal_error")
+
+
+def _invalid(error: RequestValidationError) -> ApiError:
+    """The first fault of a body, path or header that does not fit its schema."""
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"][1:]]
+    param = ".".join(path) or None
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}")
+    if first["type"] == "extra_forbidden":
+        why = UNSUPPORTED.get(path[0], "is not a parameter of this endpoint")
+        return ApiError(400, f"{param} {why}", param=param, code="unsupported_parameter")
+    if first["type"] == "missing" and param is None:
+        return ApiError(400, "the body is missing; send JSON with Content-Type: application/json")
+    if first["type"] == "value_error":
+        return ApiError(400, str(first["ctx"]["error"]), param=param)
+    return ApiError(400, f"{param or 'the body'}: {first['msg']}", param=param)
+
+
+def _http(error: HTTPException) -> ApiError:
+    match error.__cause__:
+        case UnicodeDecodeError():
+            return ApiError(400, "the body is not UTF-8")
+        case RecursionError():
+            return ApiError(400, "the body is nested too deeply")
+        case ValueError() as cause:
+            return ApiError(400, f"the body is not JSON: {cause}")
+    return ApiError(error.status_code, str(error.detail), headers=error.headers)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of `app` in this shape."""
+
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        fault = as_api_error(error)
+        return JSONResponse(fault.body, fault.status, fault.headers)
+
+    for kind in (TidegateError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, answer)
+
+
+def as_event(error: Exception) -> bytes:
+    """The error as a server-sent event, for a stream that has begun."""
+    return b"data: " + json.dumps(as_api_error(error).body).encode() + b"\n\n"
+
+
+def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """These statuses for an endpoint's OpenAPI description."""
+    return {status: {"model": ErrorBody} for status in statuses}

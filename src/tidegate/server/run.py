@@ -1,0 +1,100 @@
+"""One engine behind one listening socket, from ready to drained."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from fastapi import FastAPI
+
+from tidegate.engine.loop import Engine
+from tidegate.errors import InputError
+
+_BACKLOG = 2048
+_LAST_WORDS_SECONDS = 2  # for streams that were ended with an error to reach their clients
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. InputError if the address cannot be had."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # The protocol must be named: asyncio turns Nagle's algorithm off only where it is.
+        sock = socket.socket(family, kind, proto)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise InputError(f"port {port} on {host} is taken; stop what listens there or give another --port") from None
+        raise InputError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
+    sock.setblocking(False)
+    return sock
+
+
+def url_of(sock: socket.socket) -> str:
+    """Where a listening socket is reached."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if sock.family is socket.AF_INET6 else f"http://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """Drains the engine on the first SIGTERM or SIGINT, while the door still answers; stops on the second."""
+
+    def __init__(self, config: uvicorn.Config, engine: Engine, drain_seconds: float, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._engine = engine
+        self._drain_seconds = drain_seconds
+        self._ready = ready
+        self._drain: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self) -> None:
+        if self._drain is not None:
+            self.force_exit = self.should_exit = True
+        else:
+            self._drain = asyncio.get_running_loop().create_task(self._drain_then_exit())
+
+    async def _drain_then_exit(self) -> None:
+        await self._engine.drain(self._drain_seconds)
+        self.should_exit = True
+
+
+def run(
+    app: FastAPI, engine: Engine, sock: socket.socket, *, drain_seconds: float, ready: Callable[[], None] = lambda: None
+) -> None:
+    """Serve until a signal has drained the engine. Call it in the main thread; the engine must be started.
+
+    `ready` is called once connections are accepted.
+    """
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
+        server_header=False,
+    )
+    server = _Server(config, engine, drain_seconds, ready)
+    try:
+        asyncio.run(server.serve(sockets=[sock]))
+    finally:
+        engine.stop()

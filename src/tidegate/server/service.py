@@ -1,0 +1,220 @@
+"""From a validated body to requests in the engine, and from their stream to an answer."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate.core.request import Request
+from tidegate.engine.loop import Engine
+from tidegate.engine.output import Delta, OutputState
+from tidegate.engine.sampling import SamplingParams
+from tidegate.engine.stream import Stream
+from tidegate.errors import RequestRefused, TidegateError
+from tidegate.server.faults import ApiError, as_api_error, as_event
+from tidegate.server.identity import Claim
+from tidegate.server.schema import (
+    ChatRequest,
+    CompletionRequest,
+    Generation,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+)
+from tidegate.server.shapes import Shape, usage
+from tidegate.server.text import Vocabulary
+
+_MAX_SEQUENCES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """An answer in the making: its identity, its shape and the stream it is made from.
+
+    `per_prompt` sequences belong to each prompt. `begin` raises nothing once the stream is open.
+    """
+
+    id: str
+    model: str
+    created: int
+    claim: Claim
+    shape: Shape
+    stream: Stream
+    per_prompt: int
+    include_usage: bool
+
+    async def whole(self) -> dict[str, Any]:
+        """The complete answer. Whoever gives up waiting for it gives its requests up."""
+        outputs = [Delta() for _ in self.stream.request_ids]
+        try:
+            async for index, delta in self.stream:
+                outputs[index].absorb(delta)
+        finally:
+            self.stream.abort()
+        return {
+            **self._head(self.shape.whole_object),
+            "choices": [self.shape.whole(index, delta) for index, delta in enumerate(outputs)],
+            "usage": usage(outputs, self.per_prompt),
+        }
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The answer as server-sent events, an error in the middle included."""
+        head = self._head(self.shape.chunk_object)
+        if self.include_usage:
+            head["usage"] = None
+        lasts = [Delta() for _ in self.stream.request_ids]
+        try:
+            async for index, delta in self.stream:
+                lasts[index] = delta
+                if delta.text or delta.logprobs or delta.finish_reason is not None:
+                    yield _event({**head, "choices": [self.shape.chunk(index, delta)]})
+            if self.include_usage:
+                yield _event({**head, "choices": [], "usage": usage(lasts, self.per_prompt)})
+            yield b"data: [DONE]\n\n"
+        except TidegateError as error:
+            yield as_event(error)
+        finally:
+            self.stream.abort()
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        head: dict[str, Any] = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        if self.claim.service_tier is not None:
+            head["service_tier"] = self.claim.service_tier
+        return head
+
+
+class Service:
+    """Opens requests in one engine with one model."""
+
+    def __init__(self, engine: Engine, vocabulary: Vocabulary, model: str, eos_token_ids: Sequence[int]) -> None:
+        self.engine = engine
+        self.vocabulary = vocabulary
+        self.model = model
+        self._eos = tuple(eos_token_ids)
+
+    async def complete(self, body: CompletionRequest, claim: Claim, arrival: float) -> tuple[str, Stream]:
+        prompts = await self.vocabulary.of_prompt(body)
+        return await self._open("cmpl", body, prompts, body.max_tokens, body.logprobs, claim, arrival)
+
+    async def chat(self, body: ChatRequest, claim: Claim, arrival: float) -> tuple[str, Stream]:
+        prompt = await self.vocabulary.of_messages(body)
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        return await self._open("chatcmpl", body, [prompt], body.limit, logprobs, claim, arrival)
+
+    def answering(self, id: str, stream: Stream, shape: Shape, body: Generation, claim: Claim) -> Answering:
+        return Answering(
+            id=id,
+            model=self.model,
+            created=int(time.time()),
+            claim=claim,
+            shape=shape,
+            stream=stream,
+            per_prompt=body.n,
+            include_usage=body.stream_options is not None and body.stream_options.include_usage,
+        )
+
+    async def _open(
+        self,
+        kind: str,
+        body: Generation,
+        prompts: list[list[int]],
+        max_tokens: int | None,
+        logprobs: int | None,
+        claim: Claim,
+        arrival: float,
+    ) -> tuple[str, Stream]:
+        if len(prompts) * body.n > _MAX_SEQUENCES:
+            raise ApiError(
+                400, f"{len(prompts)} prompts times n={body.n} is more than {_MAX_SEQUENCES} sequences", param="n"
+            )
+        for prompt in prompts:
+            self._check_length(len(prompt), max_tokens)
+        schema = await self._schema(body)
+        id = f"{kind}-{uuid.uuid4().hex}"
+        requests = []
+        for index in range(len(prompts) * body.n):
+            prompt = prompts[index // body.n]
+            params = self._params(body, index % body.n, logprobs, schema)
+            requests.append(
+                Request(
+                    id if len(prompts) * body.n == 1 else f"{id}-{index}",
+                    token_ids=prompt,
+                    max_tokens=max_tokens,
+                    arrival=arrival,
+                    tenant=claim.tenant,
+                    slo_class=claim.slo_class,
+                    priority=claim.priority,
+                    slo=claim.slo,
+                    cache_salt=body.cache_salt,
+                    handle=OutputState(params, self.vocabulary.backend, self._eos, prompt),
+                )
+            )
+        try:
+            return id, await self.engine.submit(requests)
+        except RequestRefused as refusal:
+            fault = as_api_error(refusal)
+            fault.headers["x-request-id"] = id
+            raise fault from refusal
+
+    def _check_length(self, prompt: int, max_tokens: int | None) -> None:
+        limit = self.vocabulary.max_model_len
+        if max_tokens is not None and prompt + max_tokens > limit:
+            raise ApiError(
+                400,
+                f"the prompt has {prompt} tokens and max_tokens is {max_tokens}: {prompt + max_tokens} together, and "
+                f"the model holds {limit}; ask for at most {limit - prompt}",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
+
+    async def _schema(self, body: Generation) -> dict[str, Any] | None:
+        match body.response_format:
+            case JsonObjectFormat():
+                schema: dict[str, Any] = {"type": "object"}
+            case JsonSchemaFormat(json_schema=named):
+                schema = dict(named.schema_)
+            case _:
+                return None
+        if body.ignore_eos:
+            raise ApiError(400, "ignore_eos and response_format exclude each other: JSON ends", param="ignore_eos")
+        await self.vocabulary.check_schema(schema)
+        return schema
+
+    def _params(
+        self, body: Generation, copy: int, logprobs: int | None, schema: dict[str, Any] | None
+    ) -> SamplingParams:
+        """Sampling of the `copy`-th sequence of a prompt. With a seed, copies differ by theirs."""
+        self.vocabulary.check_ids(body.stop_token_ids, "stop_token_ids")
+        return SamplingParams(
+            temperature=body.temperature,
+            top_p=body.top_p,
+            top_k=max(0, body.top_k),
+            min_p=body.min_p,
+            repetition_penalty=body.repetition_penalty,
+            presence_penalty=body.presence_penalty,
+            frequency_penalty=body.frequency_penalty,
+            seed=None if body.seed is None else (body.seed + copy) % (1 << 63),
+            logprobs=logprobs,
+            stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop),
+            stop_token_ids=tuple(body.stop_token_ids),
+            ignore_eos=body.ignore_eos,
+            min_tokens=body.min_tokens,
+            logit_bias=self._bias(body),
+            json_schema=schema,
+        )
+
+    def _bias(self, body: Generation) -> dict[int, float]:
+        bias = {}
+        for name, value in body.logit_bias.items():
+            if not (name.isascii() and name.isdigit() and len(name) < 10):
+                raise ApiError(400, f"logit_bias: {name!r} is not a token id", param="logit_bias")
+            bias[int(name)] = value
+        self.vocabulary.check_ids(list(bias), "logit_bias")
+        return bias
+
+
+def _event(chunk: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"

@@ -1,0 +1,109 @@
+"""A scripted executor for requests whose handle is an OutputState, and a small real tokenizer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from tidegate.core.plan import Join, StepPlan, StepResult
+from tidegate.engine.output import OutputState
+from tidegate.engine.sampling import TokenLogprobs
+from tidegate.executors.scripted import Script, ScriptedExecutor
+
+CORPUS = [
+    "The tide comes in and the gate opens; the tide goes out and the gate closes.",
+    "Requests wait, requests run, requests end. Grüße, naïve café, 漢字 and 😀 take more than one byte.",
+]
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL = ["<|im_start|>", "<|im_end|>"]
+
+
+def small_tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level BPE of a few hundred tokens: every text has ids, many characters take several."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", chat_template=TEMPLATE)
+
+
+class ScriptedModel:
+    """`answer(prompt ids, seed)` says which tokens a request emits; a last EOS ends it.
+
+    Every plan is held to the contract by a `ScriptedExecutor`. `step_seconds` of sleep in a thread of its
+    own make a step last; `fail` raises in the next one.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        answer: Callable[[Sequence[int], int | None], list[int]],
+        *,
+        num_blocks: int = 256,
+        max_num_seqs: int = 8,
+        max_model_len: int = 512,
+        step_seconds: float = 0.0,
+        depth: int = 2,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.eos_token_ids = (tokenizer.eos_token_id,)
+        self.vocab_size = len(tokenizer)
+        self.model_name = "scripted"
+        self.num_blocks = num_blocks
+        self.block_size = 16
+        self.max_num_seqs = max_num_seqs
+        self.max_model_len = max_model_len
+        self.fail: Exception | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+        self.checker = ScriptedExecutor(
+            num_blocks=num_blocks, max_num_seqs=max_num_seqs, max_model_len=max_model_len, depth=depth
+        )
+        self._answer = answer
+        self._step_seconds = step_seconds
+        self._params: dict[int, OutputState] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="scripted-step")
+
+    def submit(self, plan: StepPlan) -> Future[StepResult]:
+        return self._thread.submit(self._step, plan)
+
+    def close(self) -> None:
+        self.gate.set()
+        self._thread.shutdown(wait=True)
+
+    def _step(self, plan: StepPlan) -> StepResult:
+        self.gate.wait()
+        if self._step_seconds:
+            threading.Event().wait(self._step_seconds)
+        if self.fail is not None:
+            raise self.fail
+        for join in plan.joined:
+            assert isinstance(join.handle, OutputState)
+            self._params[join.slot] = join.handle
+        result = self.checker.submit(replace(plan, joined=[self._scripted(j) for j in plan.joined])).result()
+        for index, slot in enumerate(plan.emitting()):
+            if (count := self._params[slot].params.logprobs) is not None:
+                top = tuple((t, -0.5 - t) for t in range(count))
+                result.details[index] = TokenLogprobs(-0.25, top)
+        # Ends are the output processor's to find: a real model does not know them.
+        return StepResult([max(0, t) for t in result.tokens], (), result.details)
+
+    def _scripted(self, join: Join) -> Join:
+        assert isinstance(join.handle, OutputState)
+        prompt = join.tokens[: len(join.tokens) - join.outputs]
+        tokens = self._answer(prompt, join.handle.params.seed)
+        return join._replace(handle=Script(tokens, stops=True))

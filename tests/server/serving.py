@@ -1,0 +1,75 @@
+"""A real server on a loopback port, in a thread of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from tests.server.scripted_model import ScriptedModel
+from tidegate.config import Config, resolve
+from tidegate.core.presets import build_policy
+from tidegate.core.scheduler import Scheduler
+from tidegate.engine.loop import Engine
+from tidegate.observe.metrics import Metrics
+from tidegate.server.app import create_app
+from tidegate.server.run import listen, url_of
+from tidegate.server.service import Service
+from tidegate.server.text import Vocabulary
+
+
+@dataclass
+class Served:
+    url: str
+    engine: Engine
+    scheduler: Scheduler
+    model: ScriptedModel
+    app: Any
+
+
+def assemble(model: Any, raw: Mapping[str, Any], depth: int = 2) -> tuple[Any, Engine, Scheduler]:
+    """An application, its engine (not started) and its scheduler, over any executor."""
+    config: Config = resolve(raw)
+    limits = config.limits(model.num_blocks, model.max_model_len)
+    policy = build_policy(config.scheduler.policy, {"max_waiting": config.scheduler.max_waiting})
+    scheduler = Scheduler(policy, limits)
+    metrics = Metrics(list(config.classes))
+    engine = Engine(scheduler, model, depth=depth, observers=[metrics])
+    vocabulary = Vocabulary(model.tokenizer, model.vocab_size, limits.max_model_len or model.max_model_len)
+    service = Service(engine, vocabulary, model.model_name, model.eos_token_ids)
+    return create_app(service, metrics, config), engine, scheduler
+
+
+@contextmanager
+def serving(model: Any, raw: Mapping[str, Any] | None = None, depth: int = 2) -> Iterator[Served]:
+    """The server over `model`, up until the block ends."""
+    raw = {"scheduler": {"max_num_seqs": model.max_num_seqs}, **(raw or {})}
+    app, engine, scheduler = assemble(model, raw, depth)
+    sock = listen("127.0.0.1", 0)
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level="critical", access_log=False, lifespan="off", timeout_graceful_shutdown=2)
+    )
+    engine.start()
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])), name="server")
+    thread.start()
+    try:
+        yield Served(url_of(sock), engine, scheduler, model, app)
+    finally:
+        server.should_exit = True
+        thread.join()
+        engine.stop()
+
+
+def says(text: str) -> Callable[[Any], Callable[[Sequence[int], int | None], list[int]]]:
+    """A script that answers `text` and stops, whatever is asked."""
+
+    def of(tokenizer: Any) -> Callable[[Sequence[int], int | None], list[int]]:
+        ids = [*tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids, tokenizer.eos_token_id]
+        return lambda prompt, seed: ids
+
+    return of
