@@ -1,0 +1,1 @@
+"""Who computes a step: scripted outputs, a cost model, or a real model."""

@@ -145,7 +145,7 @@ class ScriptedExecutor:
         if len(set(join.blocks)) != len(join.blocks):
             raise self._breach(plan, join.slot, "joined with a block twice in its table")
         state = _Slot(join.request_id, join.handle, list(join.blocks), join.cached, join.outputs)
-        state.known = join.tokens
+        state.known = tuple(join.tokens)
         self._slots[join.slot] = state
         for block in state.blocks:
             self._hold(plan, join.slot, block)

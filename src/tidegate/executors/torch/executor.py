@@ -1,0 +1,105 @@
+"""`engine.executor.Executor` over a real model: one worker thread computes plans in order."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from tidegate.core.plan import StepPlan, StepResult
+from tidegate.errors import ConfigError
+from tidegate.executors.torch.hardware import available_cores
+from tidegate.executors.torch.kvcache import KvShape, PagedKv
+from tidegate.executors.torch.model import LoadedModel
+from tidegate.executors.torch.sampler import Sampler
+from tidegate.executors.torch.slots import Slots
+
+NUMBA_DTYPES = (torch.float32, torch.bfloat16)
+
+
+class TorchExecutor:
+    """Computes plans with a real model.
+
+    Give the KV pool's size as `num_blocks` or as `kv_bytes`. `max_model_len` is at most what the model
+    can hold, and that by default. `threads` is the cores it may use, by default all this process has.
+    `numba_attention=False` takes the decode attention of plain torch operations, as other devices do.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        block_size: int = 16,
+        num_blocks: int | None = None,
+        kv_bytes: int | None = None,
+        max_num_seqs: int = 64,
+        max_model_len: int | None = None,
+        threads: int | None = None,
+        numba_attention: bool = True,
+    ) -> None:
+        shape = KvShape(loaded.layers, loaded.kv_heads, loaded.head_dim, block_size, loaded.dtype)
+        if (num_blocks is None) == (kv_bytes is None):
+            raise ConfigError("give the KV pool's size either as num_blocks or as kv_bytes")
+        if max_model_len is not None and max_model_len > loaded.max_positions:
+            raise ConfigError(f"max_model_len {max_model_len} is more than the model's {loaded.max_positions}: lower it")
+        self.num_blocks = num_blocks if num_blocks is not None else shape.blocks_in(kv_bytes or 0)
+        self.block_size = block_size
+        self.max_model_len = max_model_len or loaded.max_positions
+        self.max_num_seqs = max_num_seqs
+        self.model_name = loaded.name
+        self.vocab_size = loaded.vocab_size
+        self.eos_token_ids = loaded.eos_token_ids
+        self.threads = threads or available_cores()
+        self._loaded = loaded
+        numba = numba_attention and loaded.device.type == "cpu" and loaded.dtype in NUMBA_DTYPES
+        kv = PagedKv(shape, self.num_blocks, loaded.device)
+        self._slots = Slots(max_num_seqs, -(-self.max_model_len // block_size), kv, loaded.device, numba)
+        self._sampler = Sampler(loaded, max_num_seqs)
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="tidegate-step", initializer=self._start_worker)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer; ConfigError where the model was loaded without one."""
+        if self._loaded.tokenizer is None:
+            raise ConfigError(f"the model {self.model_name} has no tokenizer")
+        return self._loaded.tokenizer
+
+    def submit(self, plan: StepPlan) -> Future[StepResult]:
+        """Queue a non-empty plan; see `engine.executor.Executor`."""
+        return self._worker.submit(self._step, plan)
+
+    def close(self) -> None:
+        """Finish what was submitted, then stop the worker. Idempotent."""
+        self._worker.shutdown(wait=True)
+
+    def _start_worker(self) -> None:
+        """Thread counts belong to the calling thread in OpenMP, so the worker sets its own."""
+        import numba
+
+        torch.set_num_threads(self.threads)
+        numba.set_num_threads(min(self.threads, numba.config.NUMBA_NUM_THREADS))
+
+    @torch.inference_mode()
+    def _step(self, plan: StepPlan) -> StepResult:
+        self._apply_deltas(plan)
+        packed = self._slots.pack(plan)
+        output = self._loaded.model(
+            input_ids=packed.input_ids,
+            position_ids=packed.position_ids,
+            use_cache=False,
+            logits_to_keep=packed.logit_rows,
+            paged=packed.batch,
+        )
+        self._slots.advance(plan)
+        sampled = self._sampler.sample(output.logits[0], packed.emit_slots)
+        self._slots.last_token[torch.from_numpy(packed.emit_slots)] = sampled.tokens
+        return StepResult(sampled.tokens.tolist(), sampled.finished, sampled.details)
+
+    def _apply_deltas(self, plan: StepPlan) -> None:
+        for slot in plan.left:
+            self._sampler.leave(slot)
+        for join in plan.joined:
+            self._slots.join(join)
+            self._sampler.join(join)
+        self._slots.grow(plan.growth)
