@@ -28,8 +28,9 @@ REQUEST_KEYS = (
 )  # fmt: skip
 CONFIG_KEYS = (
     "kv", "block", "budget", "max_seqs", "max_model_len", "headroom", "watermark", "oversize", "partial_prefills",
-    "prefix_caching", "mixed_batches", "policy", "params", "predictor", "history", "step_ms", "cached",
+    "prefix_caching", "mixed_batches", "policy", "params", "predictor", "history", "step_ms", "cached", "limits",
 )  # fmt: skip
+LIMIT_KEYS = ("bypass_bound", "resume_span", "max_preemptions", "stall_steps")
 SLO_KEYS = ("ttft", "tpot", "tbt", "e2e")
 HEADROOMS = ("none", "watermark", "declared")
 
@@ -75,6 +76,7 @@ class ScenarioRequest:
 class ScenarioConfig:
     """The `cfg` of a file, with its defaults. Sizes are blocks or tokens as in `core`'s `Limits`.
 
+    limits:   further fields of `Limits` (steps, outputs, counts), for those who study them
     resident: blocks of each named prefix that lie computed and unreferenced in the cache at the start
     history:  (prompt tokens, outputs) of requests that the predictor has seen end
     """
@@ -85,13 +87,13 @@ class ScenarioConfig:
     block_size: int = 16
     max_model_len: int | None = None
     headroom: str = "none"
-    watermark: float | None = None
     oversize: str = "refuse"
     partial_prefills: int | None = None
     prefix_caching: bool = True
     mixed_batches: bool = True
     policy: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
+    limits: Mapping[str, Any] = field(default_factory=dict)
     predictor: str = "history"
     history: tuple[tuple[int, int], ...] = ()
     step_ms: StepFormula | None = None
@@ -225,7 +227,7 @@ def _config(raw: Mapping[str, Any], families: Sequence[Mapping[str, Any]]) -> Sc
         block_size=block,
         max_model_len=_maybe_whole(raw, "max_model_len", least=1, where="cfg"),
         headroom=_one_of(raw, "headroom", HEADROOMS, "none"),
-        watermark=_number(raw["watermark"], "cfg.watermark") if "watermark" in raw else None,
+        limits=_limits(raw),
         oversize=_one_of(raw, "oversize", ("refuse", "clip"), "refuse"),
         partial_prefills=_maybe_whole(raw, "partial_prefills", least=1, where="cfg"),
         prefix_caching=_flag(raw, "prefix_caching", True),
@@ -237,6 +239,15 @@ def _config(raw: Mapping[str, Any], families: Sequence[Mapping[str, Any]]) -> Sc
         step_ms=StepFormula(str(formula)) if formula is not None else None,
         resident=_resident(_mapping(raw, "cached"), families, block),
     )
+
+
+def _limits(raw: Mapping[str, Any]) -> dict[str, Any]:
+    given = _mapping(raw, "limits")
+    _check_keys(given, LIMIT_KEYS, "cfg.limits key")
+    limits: dict[str, Any] = {key: _whole(given, key, least=0, where="cfg.limits") for key in given}
+    if "watermark" in raw:
+        limits["watermark"] = _number(raw["watermark"], "cfg.watermark")
+    return limits
 
 
 def _history(raw: Sequence[Any]) -> Iterator[tuple[int, int]]:
