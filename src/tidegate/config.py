@@ -19,6 +19,8 @@ import tomli_w
 from pydantic import BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
 from tidegate.core.limits import Limits
+from tidegate.core.policy import Policy
+from tidegate.core.presets import DEFAULT_POLICY, PRESETS, Composition, build_policy
 from tidegate.core.slo import DEFAULT_CLASS, DEFAULT_CLASSES, Slo, SloClass
 from tidegate.errors import ConfigError
 
@@ -61,7 +63,8 @@ Promise = Annotated[Seconds | None, BeforeValidator(_no_promise)]
 class SchedulerConfig:
     """`[scheduler]`. What is named as in core.limits.Limits means what it means there.
 
-    policy:         name of a policy or of a preset (`tidegate policies`)
+    policy:         name of a policy or of a preset (`tidegate policies`). A preset has its own defaults for
+                    some of the options below
     num_blocks:     KV blocks; or
     kv_memory:      bytes for KV ("1GiB"); with neither the executor sizes the pool by the memory it finds
     max_model_len:  a lower limit than the model's own, tokens
@@ -71,7 +74,7 @@ class SchedulerConfig:
 
     __pydantic_config__ = SECTION
 
-    policy: Name = "priority"
+    policy: Name = DEFAULT_POLICY
     num_blocks: Count | None = None
     kv_memory: Size | None = None
     block_size: Count = 16
@@ -95,12 +98,14 @@ class SchedulerConfig:
 class AgingConfig:
     """`[aging]`, on any policy.
 
-    window: seconds of waiting that make up for one class of priority; absent means no ageing
+    window: seconds of waiting that make up for one step of priority; absent means no ageing
+    rate:   seconds of waiting that make up for one unit of the order's score
     """
 
     __pydantic_config__ = SECTION
 
     window: Seconds | None = None
+    rate: Seconds = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,14 +173,14 @@ class ModelConfig:
     """`[model]`.
 
     name:    a known name (`tidegate models`), a directory or GGUF file, or a hub id
-    dtype:   of weights and KV
+    dtype:   of weights and KV; "auto" takes the one that multiplies faster on this CPU
     threads: of the CPU kernels; absent takes the cores this process really has
     """
 
     __pydantic_config__ = SECTION
 
     name: Name = "smollm2-135m"
-    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    dtype: Literal["auto", "bfloat16", "float32"] = "bfloat16"
     threads: Count | None = None
 
 
@@ -214,8 +219,28 @@ class Config:
         except ConfigError as e:
             raise ConfigError(f"scheduler.{e}") from e
 
+    def build_policy(self) -> Policy:
+        """The policy that `scheduler.policy` names, with its parameters."""
+        return self._build_policy(self.scheduler.policy)
+
+    def _build_policy(self, name: str) -> Policy:
+        shared = {
+            "aging_window": self.aging.window,
+            "aging_rate": self.aging.rate,
+            "max_waiting": self.scheduler.max_waiting,
+        }
+        try:
+            return build_policy(name, {**shared, **self.policy.get(name, {})})
+        except ConfigError as e:
+            raise ConfigError(f"policy.{name}: {e}") from e
+
 
 _CONFIG = TypeAdapter(Config)
+
+# What a policy is composed with and a section of its own says, for every policy alike.
+_SAID_ELSEWHERE: Mapping[str, str] = MappingProxyType(
+    {"aging_window": "aging.window", "aging_rate": "aging.rate", "max_waiting": "scheduler.max_waiting"}
+)
 
 
 def load_config(path: Path | None, overrides: Mapping[str, Mapping[str, Any]] | None = None) -> Config:
@@ -246,11 +271,17 @@ def load_config(path: Path | None, overrides: Mapping[str, Mapping[str, Any]] | 
 
 def resolve(raw: Mapping[str, Any]) -> Config:
     """Validate what a TOML document said and fill in the rest. Raises ConfigError in one sentence."""
+    merged = {
+        **raw,
+        "scheduler": _over_preset(raw.get("scheduler", {})),
+        "classes": _over_default_classes(raw.get("classes", {})),
+    }
     try:
-        config = _CONFIG.validate_python({**raw, "classes": _merged_classes(raw.get("classes", {}))})
+        config = _CONFIG.validate_python(merged)
     except ValidationError as e:
         raise ConfigError(_sentence(e)) from e
     _check_references(config)
+    _check_policies(config)
     config.limits(config.scheduler.num_blocks or 1, None)
     return config
 
@@ -273,7 +304,15 @@ def _without_none(value: Any) -> Any:
     return value
 
 
-def _merged_classes(raw: Any) -> Any:
+def _over_preset(raw: Any) -> Any:
+    """The limits that the chosen preset brings, each overridden by what the file says of it."""
+    if not isinstance(raw, Mapping):
+        return raw
+    preset = PRESETS.get(str(raw.get("policy", DEFAULT_POLICY)))
+    return {**(preset.limits if preset else {}), **raw}
+
+
+def _over_default_classes(raw: Any) -> Any:
     """The default classes, each option overridden by what the file says of it."""
     if not isinstance(raw, Mapping):
         return raw
@@ -287,7 +326,7 @@ def _check_references(config: Config) -> None:
     """Everything that names a class names one there is, and no option contradicts another."""
     if config.scheduler.num_blocks is not None and config.scheduler.kv_memory is not None:
         raise ConfigError("scheduler.num_blocks and scheduler.kv_memory both size the KV pool; give one of them")
-    named = {"server.default_class": (config.server.default_class,)}
+    named: dict[str, tuple[str, ...]] = {"server.default_class": (config.server.default_class,)}
     named |= {f"server.service_tiers.{tier}": (name,) for tier, name in config.server.service_tiers.items()}
     named |= {f"server.api_keys.{i}.classes": k.classes or () for i, k in enumerate(config.server.api_keys)}
     for where, names in named.items():
@@ -297,6 +336,29 @@ def _check_references(config: Config) -> None:
     keys = [k.key for k in config.server.api_keys]
     if len(set(keys)) < len(keys):
         raise ConfigError("server.api_keys: the same key stands there twice")
+
+
+def _check_policies(config: Config) -> None:
+    """The chosen policy exists, and so does every parameter of every policy that has a section."""
+    hints = get_type_hints(Composition)
+    known = {name: hint for name, hint in hints.items() if name not in _SAID_ELSEWHERE}
+    for name, params in config.policy.items():
+        if name not in PRESETS:
+            raise ConfigError(f"policy.{name}: unknown policy{_nearest(name, PRESETS)}")
+        for option, value in params.items():
+            where = f"policy.{name}.{option}"
+            if option in _SAID_ELSEWHERE:
+                raise ConfigError(f"{where} goes for every policy; set {_SAID_ELSEWHERE[option]} instead")
+            if option not in known:
+                raise ConfigError(f"unknown option {where}{_nearest(option, known)}")
+            try:
+                TypeAdapter(known[option], config=ConfigDict(strict=True)).validate_python(value)
+            except ValidationError as e:
+                raise ConfigError(f"{where}{_sentence(e)}") from e
+        config._build_policy(name)
+    if config.scheduler.policy not in PRESETS:
+        unknown = config.scheduler.policy
+        raise ConfigError(f"scheduler.policy: unknown policy {unknown!r}{_nearest(unknown, PRESETS)}")
 
 
 def _sentence(error: ValidationError) -> str:

@@ -84,9 +84,9 @@ def main() -> None:
     except typer.Abort:
         code = _complain("interrupted", INTERRUPTED)
     except BrokenPipeError:
-        # Whoever read our output has what it wanted; what Python flushes at exit must not complain again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+        code = _reader_left()
+    except SystemExit as e:  # how typer ends a command whose output nobody reads any more
+        code = _reader_left() if isinstance(e.__context__, BrokenPipeError) else e.code
     except Exception as e:  # noqa: BLE001 - the last resort: whatever it is becomes exit code 1
         if debugging():
             traceback.print_exc()
@@ -98,3 +98,9 @@ def _complain(message: str, code: int) -> int:
     if message:
         print("tidegate: " + " ".join(message.split()), file=sys.stderr)  # noqa: T201 - standard error is the place
     return code
+
+
+def _reader_left() -> int:
+    """Whoever read our output has what it wanted. What Python flushes at exit must not complain again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 0

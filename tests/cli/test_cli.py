@@ -1,0 +1,158 @@
+"""The command line as a user meets it: in a process of its own, by exit code and what it prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tidegate import __version__
+from tidegate.cli.main import COMMANDS
+from tidegate.config import Config, resolve
+from tidegate.core.presets import PRESETS
+from tidegate.simulate.traces import TRACES
+
+SRC = Path(__file__).resolve().parents[2] / "src"
+
+
+def tidegate(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
+    return subprocess.run(
+        [sys.executable, "-m", "tidegate", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=kept | {"PYTHONPATH": str(SRC)} | environment,
+    )
+
+
+def test_help_names_every_command_and_loads_nothing_heavy() -> None:
+    script = (
+        "import sys\n"
+        "from tidegate.cli.main import main\n"
+        "sys.argv = ['tidegate', '--help']\n"
+        "try:\n    main()\nexcept SystemExit as e:\n    assert e.code == 0\n"
+        "print('HEAVY', sorted({'torch', 'transformers', 'numba', 'fastapi', 'pyarrow'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(SRC)}
+    )
+    help_text, _, heavy = done.stdout.partition("HEAVY")
+    assert heavy.strip() == "[]"
+    assert all(f"  {name} " in help_text for name in COMMANDS)
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "config show"])
+def test_every_command_has_help(command: str) -> None:
+    done = tidegate(*command.split(), "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"tidegate {command}" in done.stdout
+
+
+def test_version() -> None:
+    assert tidegate("--version").stdout.strip() == __version__
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("traecs",), "No such command 'traecs'."),
+        (("traces", "--jsno"), "No such option"),
+        (("replay",), "Missing argument 'workload'."),
+        (("replay", "azure", "--limit", "0"), "Invalid value for '--limit'"),
+        (("replay", "azure"), "no workload 'azure': name a .jsonl or .csv file, or a shipped trace (azure-conv"),
+        (("replay", "azure-conv", "--out", "x.csv"), "x.csv: records are written as .parquet or .jsonl"),
+        (("replay", "azure-conv", "--rate-scale", "0"), "a rate scale must be above 0, not 0"),
+        (("replay", "azure-conv", "--token-ids", "9", "9"), "--token-ids 9 9: LOW must be"),
+        (("replay", "azure-conv", "--timeout", "0"), "--timeout must be above 0, not 0"),
+        (("config", "show", "--config", "none.toml"), "cannot read none.toml: No such file or directory"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], complaint: str) -> None:
+    done = tidegate(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"tidegate: {complaint}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_fault_of_ours_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
+    """Broken package data stands for a fault: nothing a user can say makes one."""
+    broken = (
+        "import sys\n"
+        "from tidegate.simulate import traces\n"
+        "traces.TRACES = None\n"
+        "from tidegate.cli.main import main\n"
+        "sys.argv = ['tidegate', 'traces']\n"
+        "main()\n"
+    )
+
+    def run(**environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", broken],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={"PYTHONPATH": str(SRC)} | environment,
+        )
+
+    quiet, loud = run(), run(TIDEGATE_DEBUG="1")
+    assert (quiet.returncode, loud.returncode) == (1, 1)
+    assert quiet.stderr.startswith("tidegate: a fault of Tidegate's: AttributeError")
+    assert quiet.stderr.count("\n") == 1
+    assert "Traceback" in loud.stderr
+
+
+def test_a_reader_that_leaves_is_no_fault() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tidegate", "config", "show"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={"PYTHONPATH": str(SRC)},
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, complaint = process.communicate()
+    assert (process.returncode, complaint) == (0, b"")
+
+
+def test_policies_are_listed_one_a_line() -> None:
+    lines = tidegate("policies").stdout.splitlines()[1:]
+    assert [line.split()[0] for line in lines] == list(PRESETS)
+    assert {row["name"]: row["summary"] for row in json.loads(tidegate("policies", "--json").stdout)} == {
+        name: preset.summary for name, preset in PRESETS.items()
+    }
+
+
+def test_traces_are_listed_with_size_and_licence() -> None:
+    rows = json.loads(tidegate("traces", "--json").stdout)
+    assert [row["name"] for row in rows] == list(TRACES)
+    assert rows[0] == {
+        "name": "azure-conv",
+        "requests": 19_366,
+        "duration_s": 3501.7,
+        "rate_s": 5.53,
+        "prompt_tokens": 22_361_870,
+        "output_tokens": 4_088_665,
+        "licence": "CC-BY-4.0",
+        "cite": "Splitwise, ISCA 2024",
+    }
+    table = tidegate("traces").stdout
+    assert all(name in table for name in TRACES)
+
+
+def test_config_show_prints_the_resolved_whole(tmp_path: Path) -> None:
+    path = tmp_path / "tidegate.toml"
+    path.write_text('[scheduler]\npolicy = "sjf"\n[classes.bulk]\npriority = 20\n', encoding="utf-8")
+    resolved = resolve(tomllib.loads(path.read_text(encoding="utf-8")))
+    assert resolved != Config()
+    for done in (
+        tidegate("config", "show", "--config", str(path)),
+        tidegate("config", "show", TIDEGATE_CONFIG=str(path)),
+    ):
+        assert resolve(tomllib.loads(done.stdout)) == resolved
+    assert resolve(tomllib.loads(tidegate("config", "show").stdout)) == Config()

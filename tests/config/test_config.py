@@ -1,0 +1,296 @@
+"""The configuration: defaults, strictness, round trip, and that every option does something."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.config import (
+    AgingConfig,
+    ApiKey,
+    ClassConfig,
+    Config,
+    ModelConfig,
+    SchedulerConfig,
+    ServerConfig,
+    load_config,
+    resolve,
+    to_toml,
+)
+from tidegate.core.limits import Limits
+from tidegate.core.presets import PRESETS, Composition
+from tidegate.core.slo import DEFAULT_CLASSES
+from tidegate.errors import ConfigError
+
+SRC = Path(__file__).resolve().parents[2] / "src" / "tidegate"
+
+
+def test_an_empty_file_is_the_default() -> None:
+    config = resolve({})
+    assert config == Config()
+    assert config.slo_classes == dict(DEFAULT_CLASSES)
+    assert config.limits(100, 4096) == Limits(num_blocks=100, max_model_len=4096)
+    assert config.build_policy().name == config.scheduler.policy
+
+
+def test_a_config_is_frozen_and_its_source_untouched() -> None:
+    raw = {"scheduler": {"max_num_seqs": 7}, "classes": {"batch": {"priority": 3}}}
+    config = resolve(raw)
+    assert raw == {"scheduler": {"max_num_seqs": 7}, "classes": {"batch": {"priority": 3}}}
+    with pytest.raises(FrozenInstanceError):
+        config.scheduler.max_num_seqs = 8  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("raw", "complaint"),
+    [
+        ({"schedular": {}}, "unknown option schedular; did you mean scheduler?"),
+        ({"scheduler": {"max_num_seq": 3}}, "unknown option scheduler.max_num_seq; did you mean max_num_seqs?"),
+        ({"scheduler": {"zzz": 3}}, "unknown option scheduler.zzz; there are: block_size, bypass_bound,"),
+        ({"scheduler": {"max_num_seqs": 0}}, "scheduler.max_num_seqs must be greater than or equal to 1, not 0"),
+        ({"scheduler": {"max_num_seqs": "64"}}, "scheduler.max_num_seqs must be a valid integer, not '64'"),
+        ({"scheduler": {"max_num_seqs": True}}, "scheduler.max_num_seqs must be a valid integer, not True"),
+        ({"scheduler": {"max_num_seqs": 4096}}, "scheduler.max_num_batched_tokens (2048) must be at least max_num"),
+        ({"scheduler": {"prefix_caching": 1}}, "scheduler.prefix_caching must be a valid boolean, not 1"),
+        ({"scheduler": {"headroom": "some"}}, "scheduler.headroom must be one of none, watermark, declared"),
+        ({"scheduler": {"oversize": "some"}}, "scheduler.oversize must be one of refuse, clip, not 'some'"),
+        ({"scheduler": {"watermark": 1.0}}, "scheduler.watermark must be less than 1, not 1.0"),
+        ({"scheduler": {"pipeline_depth": 3}}, "scheduler.pipeline_depth must be 1 or 2, not 3"),
+        ({"scheduler": {"kv_memory": "1GB"}}, "scheduler.kv_memory must be a number of bytes or a size such as"),
+        ({"scheduler": {"kv_memory": 1, "num_blocks": 1}}, "scheduler.num_blocks and scheduler.kv_memory both"),
+        ({"scheduler": {"policy": "sarati"}}, "scheduler.policy: unknown policy 'sarati'; did you mean sarathi?"),
+        ({"scheduler": 3}, "scheduler must be a table, not 3"),
+        ({"policy": {"fcf": {}}}, "policy.fcf: unknown policy; did you mean fcfs?"),
+        ({"policy": {"fcfs": {"shares": 1}}}, "unknown option policy.fcfs.shares; did you mean share?"),
+        ({"policy": {"fcfs": {"share": "x"}}}, "policy.fcfs.share must be a valid number, not 'x'"),
+        ({"policy": {"fcfs": {"share": 2}}}, "policy.fcfs: share must be above 0 and at most 1, not 2"),
+        ({"policy": {"fcfs": {"max_waiting": 2}}}, "policy.fcfs.max_waiting goes for every policy; set scheduler.max"),
+        ({"aging": {"window": 0}}, "aging.window must be greater than 0, not 0"),
+        ({"classes": {"interactive": {"tfft": 1}}}, "unknown option classes.interactive.tfft; did you mean ttft?"),
+        ({"classes": {"interactive": {"ttft": -1}}}, "classes.interactive.ttft must be greater than 0, not -1"),
+        ({"classes": {"mine": 3}}, "classes.mine must be a table, not 3"),
+        ({"server": {"port": 99999}}, "server.port must be less than or equal to 65535, not 99999"),
+        ({"server": {"default_class": "chat"}}, "server.default_class: unknown class 'chat'; there are: batch, comp"),
+        ({"server": {"service_tiers": {"flex": "bach"}}}, "server.service_tiers.flex: unknown class 'bach'; did you"),
+        ({"server": {"api_keys": [{"tenant": "a"}]}}, "server.api_keys.0.key is missing"),
+        ({"server": {"api_keys": [{"key": "a", "tenat": "a"}]}}, "unknown option server.api_keys.0.tenat; did you"),
+        ({"server": {"api_keys": [{"key": "a", "classes": ["x"]}]}}, "server.api_keys.0.classes: unknown class 'x'"),
+        ({"server": {"api_keys": ["a", {"key": "a"}]}}, "server.api_keys: the same key stands there twice"),
+        ({"model": {"dtype": "int8"}}, "model.dtype must be 'auto', 'bfloat16' or 'float32', not 'int8'"),
+    ],
+)
+def test_a_mistake_is_one_sentence_that_names_the_option(raw: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(raw)
+    assert str(caught.value).startswith(complaint)
+    assert "\n" not in str(caught.value)
+
+
+def test_classes_merge_over_the_defaults() -> None:
+    config = resolve(
+        {"classes": {"interactive": {"ttft": 1, "tpot": "none"}, "bulk": {"e2e": 60.0, "priority": 20}}},
+    )
+    assert config.classes["interactive"] == ClassConfig(ttft=1.0, priority=0)
+    assert config.slo_classes["bulk"].slo.e2e == 60.0
+    assert config.slo_classes["bulk"].priority == 20
+    assert config.slo_classes["batch"] == DEFAULT_CLASSES["batch"]
+
+
+def test_keys_may_be_bare_or_bound() -> None:
+    config = resolve({"server": {"api_keys": ["open", {"key": "k", "tenant": "acme", "classes": ["batch"]}]}})
+    assert config.server.api_keys == (ApiKey("open"), ApiKey("k", "acme", ("batch",)))
+
+
+def test_tiers_merge_over_the_defaults() -> None:
+    tiers = resolve({"server": {"service_tiers": {"flex": "offline"}}}).server.service_tiers
+    assert tiers == {"flex": "offline", "priority": "interactive"}
+
+
+def test_sizes_are_bytes() -> None:
+    assert resolve({"scheduler": {"kv_memory": "1.5GiB"}}).scheduler.kv_memory == 3 * 2**29
+    assert resolve({"server": {"max_body_bytes": "64 KiB"}}).server.max_body_bytes == 65536
+
+
+def test_a_preset_brings_its_limits_and_the_file_wins() -> None:
+    assert PRESETS["sarathi"].limits["max_num_batched_tokens"] == 512
+    assert resolve({"scheduler": {"policy": "sarathi"}}).scheduler.max_num_batched_tokens == 512
+    said = {"scheduler": {"policy": "sarathi", "max_num_batched_tokens": 256}}
+    assert resolve(said).scheduler.max_num_batched_tokens == 256
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_policy_can_be_configured(name: str) -> None:
+    assert resolve({"scheduler": {"policy": name}}).build_policy().name == name
+
+
+def test_a_shorter_length_wins() -> None:
+    config = resolve({"scheduler": {"max_model_len": 1000}})
+    assert config.limits(10, 8192).max_model_len == 1000
+    assert config.limits(10, 512).max_model_len == 512
+    assert config.limits(10, None).max_model_len == 1000
+
+
+maybe = st.none() | st.floats(0.001, 1e6)
+documents = st.fixed_dictionaries(
+    {},
+    optional={
+        "scheduler": st.fixed_dictionaries(
+            {"policy": st.sampled_from(sorted(PRESETS))},
+            optional={"num_blocks": st.integers(1, 10**9), "max_model_len": st.integers(1, 10**6)},
+        ),
+        "policy": st.fixed_dictionaries({}, optional={"sjf": st.just({"share": 0.25, "victim": "newest"})}),
+        "aging": st.fixed_dictionaries({}, optional={"window": st.floats(0.1, 1e6), "rate": st.floats(0.1, 10)}),
+        "classes": st.dictionaries(
+            st.text(min_size=1, max_size=9),
+            st.fixed_dictionaries(
+                {"priority": st.integers(-9, 99)},
+                optional={k: st.just("none") | st.floats(0.001, 1e6) for k in ("ttft", "tpot", "tbt", "e2e")},
+            ),
+            max_size=3,
+        ),
+        "server": st.fixed_dictionaries(
+            {},
+            optional={
+                "port": st.integers(0, 65535),
+                "api_keys": st.lists(st.text(min_size=1, max_size=5), max_size=3, unique=True),
+            },
+        ),
+        "model": st.fixed_dictionaries({}, optional={"threads": st.integers(1, 64)}),
+    },
+)
+
+
+@given(documents)
+def test_what_is_shown_resolves_to_the_same(raw: dict[str, Any]) -> None:
+    config = resolve(raw)
+    assert resolve(tomllib.loads(to_toml(config))) == config
+
+
+def test_files_and_overrides(tmp_path: Path) -> None:
+    path = tmp_path / "tidegate.toml"
+    path.write_text("[server]\nport = 9000\nhost = '::1'\n", encoding="utf-8")
+    config = load_config(path, {"server": {"port": 9001, "host": None}, "model": {"name": "mine"}})
+    assert (config.server.port, config.server.host, config.model.name) == (9001, "::1", "mine")
+    assert load_config(None) == Config()
+    path.write_text("[server", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"tidegate\.toml: not TOML"):
+        load_config(path)
+    path.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=r"tidegate\.toml: not UTF-8"):
+        load_config(path)
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_config(tmp_path / "none.toml")
+    path.write_text("[server]\nprot = 9000\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"tidegate\.toml: unknown option server\.prot; did you mean port"):
+        load_config(path)
+
+
+# One other value for every option that becomes part of Limits or Policy.
+OTHER: dict[str, dict[str, Any]] = {
+    "scheduler": {
+        "policy": "sjf",
+        "block_size": 32,
+        "max_num_seqs": 32,
+        "max_num_batched_tokens": 1024,
+        "max_model_len": 99,
+        "headroom": "declared",
+        "watermark": 0.2,
+        "oversize": "clip",
+        "partial_prefills": 3,
+        "prefix_caching": False,
+        "max_waiting": 5,
+        "bypass_bound": 1,
+        "resume_span": 1,
+        "max_preemptions": 1,
+        "stall_steps": 1,
+    },
+    "aging": {"window": 30.0, "rate": 2.0},
+}
+
+# Options that the code which starts a server reads as they are.
+READ_AS_THEY_ARE = {
+    "scheduler": {"num_blocks", "kv_memory", "pipeline_depth"},
+    "server": {f.name for f in fields(ServerConfig)},
+    "model": {f.name for f in fields(ModelConfig)},
+}
+
+
+def made(raw: dict[str, Any]) -> tuple[Any, ...]:
+    config = resolve(raw)
+    return config.limits(1000, 8192), config.build_policy(), config.slo_classes
+
+
+@pytest.mark.parametrize(("section", "option"), [(s, o) for s, options in OTHER.items() for o in options])
+def test_every_scheduling_option_changes_what_is_made(section: str, option: str) -> None:
+    base: dict[str, Any] = {"aging": {"window": 10.0}} if option == "rate" else {}
+    changed = {**base, section: {**base.get(section, {}), option: OTHER[section][option]}}
+    assert made(changed) != made(base)
+
+
+@pytest.mark.parametrize("option", [f.name for f in fields(ClassConfig)])
+def test_every_class_option_changes_what_is_made(option: str) -> None:
+    assert made({"classes": {"batch": {option: 77}}}) != made({})
+
+
+POLICY_OPTIONS = {
+    "share": 0.1,
+    "max_chunk": 64,
+    "victim": "newest",
+    "displace": False,
+    "backfill": False,
+    "hold_pending": False,
+    "mixed_batches": False,
+    "max_prefill_steps": 9,
+}
+
+
+def test_every_policy_option_is_covered_here() -> None:
+    elsewhere = {"aging_window", "aging_rate", "max_waiting"}
+    assert set(POLICY_OPTIONS) == {f.name for f in fields(Composition)} - elsewhere
+
+
+@pytest.mark.parametrize("option", POLICY_OPTIONS)
+def test_every_policy_option_changes_what_is_made(option: str) -> None:
+    name = Config().scheduler.policy
+    assert made({"policy": {name: {option: POLICY_OPTIONS[option]}}}) != made({})
+
+
+def test_no_option_is_left_out_of_these_tests() -> None:
+    sections = {"scheduler": SchedulerConfig, "aging": AgingConfig, "server": ServerConfig, "model": ModelConfig}
+    assert {f.name for f in fields(Config)} == {*sections, "policy", "classes"}
+    for name, section in sections.items():
+        covered = set(OTHER.get(name, {})) | READ_AS_THEY_ARE.get(name, set())
+        assert covered == {f.name for f in fields(section)}, name
+
+
+def test_every_limit_can_be_configured() -> None:
+    assert {f.name for f in fields(Limits)} <= {f.name for f in fields(SchedulerConfig)}
+
+
+def attributes_read() -> set[str]:
+    """Names of attributes that code outside config.py reads."""
+    read = set()
+    for path in SRC.rglob("*.py"):
+        if path == SRC / "config.py":
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        read |= {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return read
+
+
+def test_what_no_limit_or_policy_takes_is_read_by_the_server() -> None:
+    read = attributes_read()
+    ignored = [
+        f"{section}.{option}"
+        for section, options in READ_AS_THEY_ARE.items()
+        for option in sorted(options)
+        if not any(name == f"{section}.{option}" or name.endswith(f".{section}.{option}") for name in read)
+    ]
+    assert not ignored
