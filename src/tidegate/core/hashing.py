@@ -10,6 +10,8 @@ from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
+from tidegate.core.blocks import BlockHash
+
 DIGEST_BYTES = 16
 
 
@@ -18,16 +20,18 @@ def root(salt: str) -> bytes:
     return blake2b(salt.encode(), digest_size=DIGEST_BYTES, person=b"tidegate-salt").digest()
 
 
-def link(parent: bytes, chunk: bytes) -> bytes:
-    """The hash of a block whose content is `chunk` and whose prefix is `parent`."""
-    return blake2b(parent + chunk, digest_size=DIGEST_BYTES).digest()
-
-
-def block_hashes(tokens: Sequence[int], block_size: int, salt: str = "", known: Sequence[bytes] = ()) -> list[bytes]:
-    """Hashes of the full blocks of `tokens`; `known` are those of its first blocks, computed before."""
+def block_hashes(
+    tokens: Sequence[int], block_size: int, salt: str = "", known: Sequence[BlockHash] = ()
+) -> list[BlockHash]:
+    """Hashes of the full blocks of `tokens`; `known` are those of its first blocks, computed here before."""
     hashes = list(known)
     parent = hashes[-1] if hashes else root(salt)
-    for start in range(len(hashes) * block_size, len(tokens) - block_size + 1, block_size):
-        parent = link(parent, array("q", tokens[start : start + block_size]).tobytes())
+    if isinstance(parent, int):
+        raise TypeError("hashes that a host made up cannot be continued from token ids; give one or the other")
+    start, stop = len(hashes) * block_size, len(tokens) // block_size * block_size
+    content = array("q", tokens[start:stop]).tobytes()
+    width = 8 * block_size
+    for at in range(0, len(content), width):
+        parent = blake2b(parent + content[at : at + width], digest_size=DIGEST_BYTES).digest()
         hashes.append(parent)
     return hashes

@@ -72,11 +72,12 @@ class KvCache:
         self._leases.add(lease)
         return lease
 
-    def grow(self, lease: Lease) -> int:
-        """One more block for `lease`; returns its id. Raises KvError if there is none."""
-        (block,) = self._take(1)
-        lease.table.append(block)
-        return block
+    def grow(self, leases: Sequence[Lease]) -> list[int]:
+        """One more block for each lease; returns their ids. Raises KvError if there are too few."""
+        blocks = self._take(len(leases))
+        for lease, block in zip(leases, blocks, strict=True):
+            lease.table.append(block)
+        return blocks
 
     def commit(self, lease: Lease, hashes: Sequence[BlockHash], blocks: int) -> None:
         """The first `blocks` blocks of `lease` are computed and full: others may use them from now on."""
@@ -133,7 +134,8 @@ class KvCache:
         cached = [b for run in self.index.runs() for b in run.blocks]
         private = [b for lease in self._leases for b in lease.table[lease.committed :]]
         if sorted(self._free + cached + private) != list(range(self.num_blocks)):
-            raise KvError(f"free {len(self._free)} + cached {len(cached)} + private {len(private)} != {self.num_blocks}")
+            counts = f"free {len(self._free)} + cached {len(cached)} + private {len(private)}"
+            raise KvError(f"{counts} are not the blocks 0 to {self.num_blocks - 1}, each once")
         refs: dict[Run, int] = {}
         for lease in self._leases:
             chain = [b for r in reversed(list(path(lease.run))) for b in r.blocks]

@@ -17,7 +17,7 @@ from tidegate.core.events import (
     Restored,
     Timing,
 )
-from tidegate.core.explain import Diary
+from tidegate.core.explain import Decision, Diary
 from tidegate.core.plan import Chunk, StepPlan, StepResult
 from tidegate.core.policy import PolicyContext, Reject
 from tidegate.core.queue import WaitingQueue
@@ -162,7 +162,9 @@ class Lifecycle:
         if reason is FinishReason.STOP or reason is FinishReason.LENGTH:
             self._ctx.predictor.observe(r, r.emitted)
         timing = _timing(r, now)
-        missed = () if reason is FinishReason.CANCELLED else r.slo.missed(timing.ttft, timing.tpot, timing.p99_gap, timing.e2e)
+        missed: tuple[str, ...] = ()
+        if reason is not FinishReason.CANCELLED:
+            missed = r.slo.missed(timing.ttft, timing.tpot, timing.p99_gap, timing.e2e)
         self._tell(Finished(now, r, reason, timing, missed))
 
     def _apply_chunks(
@@ -210,7 +212,7 @@ class Lifecycle:
         self._mark_leaver(r)
         self._running.vacate(r)
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: Decision) -> None:
         """A decision: told to observers and written into the diary."""
         self.events.append(event)
         self.diary.fold(event)

@@ -83,11 +83,7 @@ class Planner:
     def _settle_growth(self, d: Draft) -> None:
         """Find who needs a block to decode now; if there are too few, some wait or give way."""
         running = self._running
-        d.growers = dict.fromkeys(running.stalled)
-        for r in running.decodes.crossing():
-            assert r.lease is not None
-            if len(r.lease.table) * self._limits.block_size <= r.planned:
-                d.growers[r] = None
+        d.growers = dict.fromkeys([*running.stalled, *running.decodes.crossing()])
         short = len(d.growers) - self._kv.available
         if short <= 0 or self._ends_soon(short, d):
             return
@@ -171,12 +167,16 @@ class Planner:
     def _plan_decodes(self, d: Draft) -> None:
         """Every decode gets its token, and its block where it crosses into one."""
         running = self._running
-        for r in in_order(d.growers) if len(d.growers) > self._kv.available else d.growers:
-            if not self._kv.available:
+        growers = list(d.growers)
+        if len(growers) > self._kv.available:
+            growers = in_order(growers)
+            for r in growers[self._kv.available :]:
                 self._lifecycle.stall(r)
-                d.plan.held_back_by = "stalled"
-                continue
-            d.plan.growth.append(Growth(r.slot, running.grow(r)))
+            del growers[self._kv.available :]
+            d.plan.held_back_by = "stalled"
+        blocks = running.grow(growers)
+        d.plan.growth = [Growth(r.slot, block) for r, block in zip(growers, blocks, strict=True)]
+        for r in growers if running.stalled else ():
             if r in running.stalled:
                 running.start_decoding(r)
         if running.decodes.members:

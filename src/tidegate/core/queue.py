@@ -126,7 +126,7 @@ class WaitingQueue:
 
     def _gather(self) -> list[Request]:
         front: list[Request] = []
-        taken = {tier: 0 for tier in self._returning}
+        taken = dict.fromkeys(self._returning, 0)
         fresh = self._in_order()
         candidate = next(fresh, None)
         while len(front) < self.window:

@@ -10,6 +10,7 @@ from tidegate.core.slo import NO_SLO, Slo
 from tidegate.errors import IllegalTransition
 
 if TYPE_CHECKING:
+    from tidegate.core.blocks import BlockHash
     from tidegate.core.decodes import DecodeSet
     from tidegate.core.kv import Lease
     from tidegate.core.policy import Key
@@ -97,8 +98,8 @@ class Request:
         "joined_clock",
         "key",
         "last_token_at",
-        "lost",
         "lease",
+        "lost",
         "max_tokens",
         "not_before",
         "oracle_tokens",
@@ -133,7 +134,7 @@ class Request:
         priority: int = 0,
         slo: Slo = NO_SLO,
         cache_salt: str = "",
-        block_hashes: Sequence[bytes | int] | None = None,
+        block_hashes: Sequence[BlockHash] = (),
         not_before: float = 0.0,
         oracle_tokens: int | None = None,
         handle: object = None,
@@ -150,7 +151,7 @@ class Request:
         self.priority = priority
         self.slo = slo
         self.cache_salt = cache_salt
-        self.block_hashes: Sequence[bytes | int] | None = block_hashes
+        self.block_hashes: list[BlockHash] = list(block_hashes)
         self.not_before = not_before
         self.oracle_tokens = oracle_tokens
         self.handle = handle

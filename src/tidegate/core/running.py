@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
+from tidegate.core.blocks import BlockHash
 from tidegate.core.decodes import DecodeSet
 from tidegate.core.hashing import block_hashes
 from tidegate.core.kv import KvCache, Lease
@@ -61,13 +62,10 @@ class Running:
         self.outstanding += self.growth_left(r)
         self.version += 1
 
-    def grow(self, r: Request) -> int:
-        """One more block for a decode; returns its id."""
-        assert r.lease is not None
-        before = self.growth_left(r)
-        block = self.kv.grow(r.lease)
-        self.outstanding += self.growth_left(r) - before
-        return block
+    def grow(self, requests: Collection[Request]) -> list[int]:
+        """One more block for each of these decodes; returns their ids. Nobody outgrows its footprint."""
+        self.outstanding -= len(requests)
+        return self.kv.grow([r.lease for r in requests if r.lease is not None])
 
     def start_decoding(self, r: Request) -> None:
         """`r` decodes from the next advance on."""
@@ -113,18 +111,17 @@ class Running:
         return max(0, self.footprint(r) - len(r.lease.table))
 
 
-def hashes_of(r: Request, kv: KvCache) -> list[bytes | int]:
+def hashes_of(r: Request, kv: KvCache) -> list[BlockHash]:
     """Block hashes of every full block of `r`'s known tokens, computed once each.
 
     A host that keeps no token ids gives the prompt's hashes itself; outputs then have none.
     """
     if not kv.prefix_caching:
         return []
-    known = list(r.block_hashes) if not isinstance(r.block_hashes, list) and r.block_hashes is not None else r.block_hashes
-    if r.token_ids is not None and len(known or ()) < len(r.token_ids) // kv.block_size:
-        known = block_hashes(r.token_ids, kv.block_size, r.cache_salt, known or ())  # type: ignore[arg-type]
-    r.block_hashes = known if known is not None else []
-    return r.block_hashes
+    hashes = r.block_hashes
+    if r.token_ids is not None and len(hashes) < len(r.token_ids) // kv.block_size:
+        hashes = r.block_hashes = block_hashes(r.token_ids, kv.block_size, r.cache_salt, hashes)
+    return hashes
 
 
 def in_order(requests: Iterable[Request]) -> list[Request]:

@@ -204,7 +204,8 @@ class Scheduler:
         room = limits.max_model_len - r.prompt_tokens if limits.max_model_len is not None else None
         if room is not None and (room < 1 or (r.max_tokens is not None and r.max_tokens > room)):
             wanted = r.prompt_tokens + (r.max_tokens or 1)
-            return Reject(Rejection.TOO_LONG, f"{wanted} tokens wanted (prompt and output), the model takes {limits.max_model_len}")
+            told = f"{wanted} tokens wanted (prompt and output), the model takes {limits.max_model_len}"
+            return Reject(Rejection.TOO_LONG, told)
         pool = limits.pool_tokens - r.prompt_tokens + 1
         declared = r.max_tokens if r.max_tokens is not None else room
         if pool < 1 or (pool < (r.max_tokens or 0) and limits.oversize == "refuse"):

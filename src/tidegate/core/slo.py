@@ -22,7 +22,9 @@ class Slo:
     tbt: float | None = None
     e2e: float | None = None
 
-    def missed(self, ttft: float | None, tpot: float | None, p99_gap: float | None, e2e: float | None) -> tuple[str, ...]:
+    def missed(
+        self, ttft: float | None, tpot: float | None, p99_gap: float | None, e2e: float | None
+    ) -> tuple[str, ...]:
         """Names of the promises that these measurements (seconds, None = never happened) break.
 
         A first token that never came breaks `ttft`, an end that never came breaks `e2e`; a request

@@ -1,0 +1,149 @@
+"""What one step of the scheduler costs: plan + apply + delivery to every stream, nothing computed.
+
+    python bench/step_cost.py [--json] [--policy fcfs --policy priority] [--steps 400] [--repeats 5]
+
+Steady decode with `running` requests and `waiting` more; with churn, one request arrives and one ends in
+every step. Token ids are kept, tokens are delivered to one queue a request. The repeats of all rows are
+interleaved; a row's figure is the least of its repeats' medians, because noise only ever adds. The
+reference loop (append 256 ints to a list and sum it) is timed in the same run, so that the figure travels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import statistics
+import time
+from collections import deque
+from itertools import count
+
+from tidegate.core.events import Emitted, Finished
+from tidegate.core.limits import Limits
+from tidegate.core.plan import StepResult
+from tidegate.core.presets import build_policy
+from tidegate.core.request import Request
+from tidegate.core.scheduler import Scheduler
+
+PROMPT_TOKENS = 64
+OUTPUTS = 256
+RUNNING = (64, 256, 1024)
+WAITING = (1_000, 10_000, 100_000)
+
+
+class Load:
+    """A scheduler held at `running` decodes and `waiting` others, one step a call."""
+
+    def __init__(self, policy: str, running: int, waiting: int, churn: bool) -> None:
+        params = {"aging_window": 60.0} if policy == "priority" else {}
+        limits = Limits(
+            num_blocks=running * 64 + 1024, max_num_seqs=running, max_num_batched_tokens=max(2048, 4 * running)
+        )
+        self.scheduler = Scheduler(build_policy(policy, params), limits)
+        self.churn = churn
+        self.now = 0.0
+        self.ids = count()
+        for i in range(running):
+            self._arrive(1 + (i + 1) * OUTPUTS // running if churn else 10_000)
+        while self.scheduler.waiting:
+            self.step()
+        for _ in range(waiting):
+            self._arrive(OUTPUTS)
+
+    def step(self) -> None:
+        """Plan, apply a fixed result, deliver each token to its stream's queue."""
+        self.now += 0.02
+        plan = self.scheduler.plan(self.now)
+        self.scheduler.apply(plan, StepResult([7] * len(plan.emitting())), self.now)
+        for event in self.scheduler.take_events():
+            if type(event) is Emitted:
+                for r, token in zip(event.requests, event.tokens, strict=True):
+                    r.handle.append(token)
+            elif type(event) is Finished and self.churn:
+                self._arrive(OUTPUTS)
+
+    def _arrive(self, outputs: int) -> None:
+        n = next(self.ids)
+        tokens = range(n * PROMPT_TOKENS, (n + 1) * PROMPT_TOKENS)
+        request = Request(
+            f"r{n}", token_ids=tokens, max_tokens=outputs, arrival=self.now, priority=n % 3 * 5, handle=deque(maxlen=64)
+        )
+        self.scheduler.add(request, self.now)
+
+
+def reference_loop_us() -> float:
+    """Microseconds to append 256 ints to a list and sum it, median of 200."""
+    times = []
+    for _ in range(200):
+        start = time.perf_counter_ns()
+        values: list[int] = []
+        for i in range(256):
+            values.append(i)  # noqa: PERF402 - the appends are what is timed
+        sum(values)
+        times.append(time.perf_counter_ns() - start)
+    return statistics.median(times) / 1e3
+
+
+def measure(load: Load, steps: int) -> float:
+    """Median microseconds of a step."""
+    times = []
+    gc.collect()
+    gc.freeze()
+    for _ in range(steps):
+        start = time.perf_counter_ns()
+        load.step()
+        times.append(time.perf_counter_ns() - start)
+    return statistics.median(times) / 1e3
+
+
+def main() -> None:
+    args = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    args.add_argument("--json", action="store_true")
+    args.add_argument("--policy", action="append")
+    args.add_argument("--running", type=int, action="append")
+    args.add_argument("--waiting", type=int, action="append")
+    args.add_argument("--steps", type=int, default=400)
+    args.add_argument("--repeats", type=int, default=5)
+    options = args.parse_args()
+    cases = [
+        (policy, running, waiting, churn)
+        for policy in options.policy or ("fcfs", "priority", "sjf")
+        for running in options.running or RUNNING
+        for waiting in options.waiting or WAITING
+        for churn in (False, True)
+    ]
+    loads = {case: Load(*case) for case in cases}
+    best = dict.fromkeys(cases, float("inf"))
+    reference = float("inf")
+    for _ in range(options.repeats):
+        for case, load in loads.items():
+            best[case] = min(best[case], measure(load, options.steps))
+        reference = min(reference, reference_loop_us())
+    rows = [
+        {
+            "policy": policy,
+            "running": running,
+            "waiting": waiting,
+            "churn": churn,
+            "plan_apply_us_p50": round(best[policy, running, waiting, churn], 1),
+            "reference_loop_us": round(reference, 2),
+            "multiple_of_reference": round(best[policy, running, waiting, churn] / reference, 2),
+        }
+        for policy, running, waiting, churn in cases
+    ]
+    if options.json:
+        machine = platform.processor() or platform.machine()
+        print(json.dumps({"machine": machine, "python": platform.python_version(), "rows": rows}))
+        return
+    print(f"reference loop {reference:.2f} us")
+    print("policy    running  waiting  churn   us/step   x reference")
+    for row in rows:
+        print(
+            f"{row['policy']:<9} {row['running']:>7} {row['waiting']:>8}  {row['churn']!s:<5} "
+            f"{row['plan_apply_us_p50']:>9} {row['multiple_of_reference']:>12}"
+        )
+
+
+if __name__ == "__main__":
+    main()
