@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
@@ -29,7 +30,8 @@ from tidegate.core.presets import PRESETS, Composition
 from tidegate.core.slo import DEFAULT_CLASSES
 from tidegate.errors import ConfigError
 
-SRC = Path(__file__).resolve().parents[2] / "src" / "tidegate"
+ROOT = Path(__file__).resolve().parents[2]
+SRC = ROOT / "src" / "tidegate"
 
 
 def test_an_empty_file_is_the_default() -> None:
@@ -294,3 +296,11 @@ def test_what_no_limit_or_policy_takes_is_read_by_the_server() -> None:
         if not any(name == f"{section}.{option}" or name.endswith(f".{section}.{option}") for name in read)
     ]
     assert not ignored
+
+
+def test_every_option_is_documented() -> None:
+    documented = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    options = {f.name for section in (SchedulerConfig, AgingConfig, ClassConfig, ApiKey, ServerConfig, ModelConfig)
+               for f in fields(section)} | set(POLICY_OPTIONS)  # fmt: skip
+    shown = {word.strip("`") for word in re.findall(r"`\w+`", documented)}
+    assert not {option for option in options if option not in shown}
