@@ -113,7 +113,8 @@ class Engine:
     async def submit(self, requests: Sequence[Request]) -> Stream:
         """Hand in requests that stand or fall together and return the stream of their outputs.
 
-        Raises RequestRefused (none of them was taken, or the engine drains) or EngineDead.
+        Raises RequestRefused (none of them was taken, or the engine drains), ValueError for an id in use,
+        or EngineDead.
         """
         if self._draining_for is not None:
             raise Draining(self._draining_for)
@@ -223,8 +224,8 @@ class Engine:
             return
         try:
             message.answer.set_result(message.work())
-        except RequestRefused as refusal:
-            message.answer.set_exception(refusal)
+        except (RequestRefused, ValueError) as fault:
+            message.answer.set_exception(fault)  # the caller's, who may mend it
         except BaseException as error:
             message.answer.set_exception(EngineDead(f"the engine failed: {error}"))
             raise
@@ -234,7 +235,7 @@ class Engine:
         for index, request in enumerate(requests):
             try:
                 self._scheduler.add(request, now)
-            except RequestRefused:
+            except (RequestRefused, ValueError):
                 for earlier in requests[:index]:
                     self._scheduler.abort(earlier.id, now)
                 raise
@@ -272,7 +273,8 @@ class Engine:
             self._hand_over(self._deltas(events))
         if not self._live and self._idle:
             for emptied in self._idle:
-                emptied.set_result(None)
+                if emptied.set_running_or_notify_cancel():
+                    emptied.set_result(None)
             self._idle.clear()
 
     def _deltas(self, events: Sequence[Event]) -> dict[asyncio.AbstractEventLoop, list[tuple[Stream, int, Delta]]]:
@@ -319,15 +321,13 @@ class Engine:
         with self._changed:
             self._death = error
             messages, self._inbox = self._inbox, deque()
-        for message in messages:
-            if message.answer.set_running_or_notify_cancel():
-                message.answer.set_exception(error)
+        for answer in (*(message.answer for message in messages), *self._idle):
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(error)
+        self._idle.clear()
         streams = {stream for stream, _ in self._live.values()}
         self._live.clear()
         _fail_all(streams, error)
-        for emptied in self._idle:
-            emptied.set_exception(error)
-        self._idle.clear()
 
 
 def _usage(request: Request) -> Usage:
