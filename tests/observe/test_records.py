@@ -1,5 +1,7 @@
 """The record format: what it holds, that files keep it, and what a summary makes of it."""
 
+from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,8 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.events import Arrived, Finished, Rejected, Timing
+from tidegate.core.limits import Limits
+from tidegate.core.plan import StepResult
+from tidegate.core.presets import build_policy
 from tidegate.core.request import FinishReason, Rejection, Request
-from tidegate.errors import InputError
+from tidegate.core.scheduler import Scheduler
+from tidegate.core.slo import DEFAULT_CLASSES, Slo
+from tidegate.errors import InputError, RequestRefused
 from tidegate.observe.records import COLUMNS, Record, Recorder, read_records, write_records
 from tidegate.observe.summary import summarise
 
@@ -122,3 +129,55 @@ def test_a_summary_counts_by_class_and_leaves_cancelled_requests_out_of_attainme
     assert summary["all"].attainment == pytest.approx(50 / 101)
     assert summary["all"].output_tokens_s == pytest.approx(102 * 5 / 100)
     assert summarise([]) == {}
+
+
+@given(
+    asked=st.lists(
+        st.tuples(st.floats(0, 20), st.integers(1, 60), st.integers(1, 20), st.sampled_from(["interactive", "batch"])),
+        min_size=1,
+        max_size=12,
+    ),
+    blocks=st.integers(2, 12),
+)
+def test_a_real_run_leaves_one_consistent_row_a_request(asked: list[tuple[float, int, int, str]], blocks: int) -> None:
+    """A tight pool of 8-token blocks, so that some are refused and some preempted; a step lasts 1 s."""
+    limits = Limits(num_blocks=blocks, block_size=8, max_num_seqs=4, max_num_batched_tokens=16, headroom="none")
+    scheduler = Scheduler(build_policy("priority"), limits)
+    recorder = Recorder()
+    arriving = [
+        Request(
+            str(i), prompt_tokens=p, max_tokens=o, arrival=t, slo_class=name, priority=DEFAULT_CLASSES[name].priority,
+            slo=Slo(ttft=5.0),
+        )
+        for i, (t, p, o, name) in enumerate(sorted(asked))
+    ]  # fmt: skip
+    waiting, now = deque(arriving), 0.0
+    while waiting or scheduler.has_work:
+        while waiting and waiting[0].arrival <= now:
+            with suppress(RequestRefused):
+                scheduler.add(waiting.popleft(), now)
+        plan = scheduler.plan(now)
+        now += 1.0
+        if plan:
+            scheduler.apply(plan, StepResult([7] * len(plan.emitting())), now)
+        recorder.observe(scheduler.take_events())
+    rows = {row.request_id: row for row in recorder.records}
+    assert len(rows) == len(recorder.records) == len(asked)
+    for request in arriving:
+        row = rows[request.id]
+        assert (row.prompt_tokens, row.arrival_s) == (request.prompt_tokens, request.arrival)
+        if row.finish_reason == "refused":
+            assert row.output_tokens == 0
+            continue
+        assert (row.finish_reason, row.output_tokens) == ("length", request.max_tokens)
+        assert row.admitted_s is not None
+        assert row.first_token_s is not None
+        assert row.arrival_s <= row.admitted_s < row.first_token_s <= row.finish_s
+        assert row.ttft_s == row.first_token_s - row.arrival_s
+        assert row.e2e_s == row.finish_s - row.arrival_s
+        assert row.slo_met is (row.ttft_s <= 5.0)
+        if row.output_tokens > 1:
+            assert row.tpot_s == pytest.approx((row.finish_s - row.first_token_s) / (row.output_tokens - 1))
+            assert row.max_gap_s is not None
+            assert row.max_gap_s >= row.tpot_s - 1e-9
+        assert row.recomputed_tokens == 0 or row.preemptions

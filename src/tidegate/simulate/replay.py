@@ -69,7 +69,8 @@ def prompt_ids(request: WorkloadRequest, index: int, seed: int, token_ids: tuple
     own = request.prompt_tokens - len(parts) * block
     if own > 0:
         parts.append(np.random.default_rng((seed, 0, index)).integers(low, high, own))
-    return [int(token) for token in np.concatenate(parts)[: request.prompt_tokens]]
+    ids: list[int] = np.concatenate(parts)[: request.prompt_tokens].tolist()
+    return ids
 
 
 @dataclass(slots=True)
