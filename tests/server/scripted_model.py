@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -23,9 +24,11 @@ TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+Answer = Callable[[Sequence[int], int | None], list[int]]
 SPECIAL = ["<|im_start|>", "<|im_end|>"]
 
 
+@cache
 def small_tokenizer() -> PreTrainedTokenizerFast:
     """A byte-level BPE of a few hundred tokens: every text has ids, many characters take several."""
     tokenizer = Tokenizer(models.BPE())
@@ -41,17 +44,28 @@ def small_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", chat_template=TEMPLATE)
 
 
-class ScriptedModel:
-    """`answer(prompt ids, seed)` says which tokens a request emits; a last EOS ends it.
+def says(text: str) -> Answer:
+    """A script that answers `text` and stops, whatever is asked."""
+    tokenizer = small_tokenizer()
+    ids = [*tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids, tokenizer.eos_token_id]
+    return lambda prompt, seed: ids
 
-    Every plan is held to the contract by a `ScriptedExecutor`. `step_seconds` of sleep in a thread of its
-    own make a step last; `fail` raises in the next one.
+
+def goes_on(prompt: Sequence[int], seed: int | None) -> list[int]:
+    """A script without an end: some ordinary tokens, again and again."""
+    return [(7 * i + len(prompt)) % 250 + 10 for i in range(4096)]
+
+
+class ScriptedModel:
+    """An executor whose `answer(prompt ids, seed)` says which tokens a request emits.
+
+    Every plan is held to the contract by a `ScriptedExecutor`. Steps run in a thread of their own: each
+    waits for `gate` and lasts `step_seconds`; `fail` raises in the next one.
     """
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerFast,
-        answer: Callable[[Sequence[int], int | None], list[int]],
+        answer: Answer,
         *,
         num_blocks: int = 256,
         max_num_seqs: int = 8,
@@ -59,7 +73,7 @@ class ScriptedModel:
         step_seconds: float = 0.0,
         depth: int = 2,
     ) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer = tokenizer = small_tokenizer()
         self.eos_token_ids = (tokenizer.eos_token_id,)
         self.vocab_size = len(tokenizer)
         self.model_name = "scripted"

@@ -13,7 +13,6 @@ import uvicorn
 
 from tests.server.scripted_model import ScriptedModel
 from tidegate.config import Config, resolve
-from tidegate.core.presets import build_policy
 from tidegate.core.scheduler import Scheduler
 from tidegate.engine.loop import Engine
 from tidegate.observe.metrics import Metrics
@@ -36,8 +35,7 @@ def assemble(model: Any, raw: Mapping[str, Any], depth: int = 2) -> tuple[Any, E
     """An application, its engine (not started) and its scheduler, over any executor."""
     config: Config = resolve(raw)
     limits = config.limits(model.num_blocks, model.max_model_len)
-    policy = build_policy(config.scheduler.policy, {"max_waiting": config.scheduler.max_waiting})
-    scheduler = Scheduler(policy, limits)
+    scheduler = Scheduler(config.build_policy(), limits)
     metrics = Metrics(list(config.classes))
     engine = Engine(scheduler, model, depth=depth, observers=[metrics])
     vocabulary = Vocabulary(model.tokenizer, model.vocab_size, limits.max_model_len or model.max_model_len)
@@ -63,13 +61,3 @@ def serving(model: Any, raw: Mapping[str, Any] | None = None, depth: int = 2) ->
         server.should_exit = True
         thread.join()
         engine.stop()
-
-
-def says(text: str) -> Callable[[Any], Callable[[Sequence[int], int | None], list[int]]]:
-    """A script that answers `text` and stops, whatever is asked."""
-
-    def of(tokenizer: Any) -> Callable[[Sequence[int], int | None], list[int]]:
-        ids = [*tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids, tokenizer.eos_token_id]
-        return lambda prompt, seed: ids
-
-    return of

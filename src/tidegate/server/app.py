@@ -14,6 +14,7 @@ from tidegate.engine.loop import Engine
 from tidegate.errors import EngineDead
 from tidegate.observe.metrics import Metrics
 from tidegate.server import faults
+from tidegate.server.body import BodyLimit
 from tidegate.server.faults import ApiError
 from tidegate.server.identity import Identities
 from tidegate.server.schema import ChatRequest, CompletionRequest, Generation
@@ -40,11 +41,11 @@ def create_app(service: Service, metrics: Metrics, config: Config) -> FastAPI:
     app = FastAPI(
         title="Tidegate",
         version=__version__,
-        max_body_size=config.server.max_body_bytes,
         docs_url=None,
         redoc_url=None,
     )
     faults.install(app)
+    app.add_middleware(BodyLimit, limit=config.server.max_body_bytes)
     app.state.identities = Identities(config)
     _add_generation(app, service, app.state.identities)
     _add_scheduler(app, service.engine)

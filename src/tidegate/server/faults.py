@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -72,24 +72,46 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def _invalid(error: RequestValidationError) -> ApiError:
-    """The first fault of a body, path or header that does not fit its schema."""
-    first = error.errors()[0]
-    path = [str(part) for part in first["loc"][1:]]
+    """The fault of a body, path or header that does not fit its schema: the one farthest inside it.
+
+    Where several forms are allowed each of them complains; the form that fits farthest was meant.
+    """
+    complaints = [(_path(e["loc"], error.body), e) for e in error.errors()]
+    deepest = max(len(path) for path, _ in complaints)
+    path, first = next(complaint for complaint in complaints if len(complaint[0]) == deepest)
     param = ".".join(path) or None
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}")
-    if first["type"] == "extra_forbidden":
-        why = UNSUPPORTED.get(path[0], "is not a parameter of this endpoint")
-        return ApiError(400, f"{param} {why}", param=param, code="unsupported_parameter")
-    if first["type"] == "missing" and param is None:
-        return ApiError(400, "the body is missing; send JSON with Content-Type: application/json")
-    if first["type"] == "value_error":
-        return ApiError(400, str(first["ctx"]["error"]), param=param)
-    return ApiError(400, f"{param or 'the body'}: {first['msg']}", param=param)
+    match first["type"]:
+        case "json_invalid":
+            return ApiError(400, f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}")
+        case "extra_forbidden":
+            why = UNSUPPORTED.get(path[-1], "is not a parameter of this endpoint")
+            return ApiError(400, f"{param} {why}", param=param, code="unsupported_parameter")
+        case "missing" if param is None:
+            return ApiError(400, "the body is missing; send JSON with Content-Type: application/json")
+        case "value_error":
+            return ApiError(400, str(first["ctx"]["error"]), param=param)
+    messages = dict.fromkeys(e["msg"] for at, e in complaints if at == path)
+    return ApiError(400, f"{param or 'the body'}: {', or: '.join(messages)}", param=param)
+
+
+def _path(location: Sequence[int | str], body: Any) -> list[str]:
+    """Where in the body an error is: its location without the names of the forms that were tried."""
+    path, at = [], body
+    for part in location[1:]:
+        if isinstance(at, list) and isinstance(part, int) and part < len(at):
+            at = at[part]
+        elif isinstance(at, dict) and part in at:
+            at = at[part]
+        elif part != location[-1] or not isinstance(at, dict):
+            continue
+        path.append(str(part))
+    return path
 
 
 def _http(error: HTTPException) -> ApiError:
     match error.__cause__:
+        case ApiError() as fault:
+            return fault
         case UnicodeDecodeError():
             return ApiError(400, "the body is not UTF-8")
         case RecursionError():

@@ -30,7 +30,9 @@ def listen(host: str, port: int) -> socket.socket:
         sock.listen(_BACKLOG)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise InputError(f"port {port} on {host} is taken; stop what listens there or give another --port") from None
+            raise InputError(
+                f"port {port} on {host} is taken; stop what listens there or give another --port"
+            ) from None
         raise InputError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
     sock.setblocking(False)
     return sock

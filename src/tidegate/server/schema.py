@@ -48,9 +48,7 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 TokenPrompt = Annotated[list[TokenId], Field(min_length=1)]
 
-Prompts = (
-    Annotated[list[Text], Field(min_length=1)] | TokenPrompt | Annotated[list[TokenPrompt], Field(min_length=1)]
-)
+Prompts = Annotated[list[Text], Field(min_length=1)] | TokenPrompt | Annotated[list[TokenPrompt], Field(min_length=1)]
 
 
 class _Body(BaseModel):
