@@ -29,8 +29,8 @@ def block_hashes(
     if isinstance(parent, int):
         raise TypeError("hashes that a host made up cannot be continued from token ids; give one or the other")
     start, stop = len(hashes) * block_size, len(tokens) // block_size * block_size
-    content = array("q", tokens[start:stop]).tobytes()
-    width = 8 * block_size
+    content = array("i", tokens[start:stop]).tobytes()
+    width = 4 * block_size
     for at in range(0, len(content), width):
         parent = blake2b(parent + content[at : at + width], digest_size=DIGEST_BYTES).digest()
         hashes.append(parent)

@@ -142,10 +142,11 @@ class Lifecycle:
             requests, tokens, decodes = self._settle_leavers(step, requests, tokens, now)
         if requests:
             self.events.append(Emitted(now, step.plan.step, requests, tokens, decodes, first))
-        everybody = step.members + [r for r, c in step.chunks if c.emits]
-        for index, reason in result.finished:
-            if everybody[index].status is not Status.FINISHED:
-                self.finish(everybody[index], reason, now)
+        if result.finished:
+            everybody = step.members + [r for r, c in step.chunks if c.emits]
+            for index, reason in result.finished:
+                if everybody[index].status is not Status.FINISHED:
+                    self.finish(everybody[index], reason, now)
         for r in step.last:
             if r.status is not Status.FINISHED:
                 self.finish(r, FinishReason.LENGTH_KV if r.clip else FinishReason.LENGTH, now)
@@ -239,13 +240,14 @@ def _timing(r: Request, now: float) -> Timing:
     outputs = r.emitted
     first = r.first_token_at
     last = r.last_token_at
+    gaps = sorted(r.gaps)
     waited = r.preempted_wait + (now - r.preempted_at if r.preempted_at is not None else 0.0)
     return Timing(
         queued=None if r.admitted_at is None else r.admitted_at - r.arrival,
         ttft=None if first is None else first - r.arrival,
         tpot=(last - first) / (outputs - 1) if outputs > 1 and first is not None and last is not None else None,
-        max_gap=max(r.gaps, default=None),
-        p99_gap=nearest_rank(r.gaps, 0.99),
+        max_gap=gaps[-1] if gaps else None,
+        p99_gap=nearest_rank(gaps, 0.99),
         e2e=now - r.arrival,
         preempted=waited,
     )

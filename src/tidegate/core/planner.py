@@ -122,8 +122,8 @@ class Planner:
         for r in queue.front():
             if r.tier >= worst or r.in_flight or (tokens <= 0 and r is not head):
                 break
-            match = self._match(r)
-            if self._awaits(r, match):
+            match, awaited = self._match(r)
+            if awaited:
                 continue
             wanted = self._blocks_wanted(r) - match.blocks
             reserve = self._headroom(r) if running.members else 0
@@ -280,8 +280,8 @@ class Planner:
         partial = self._limits.partial_prefills
         if partial is not None and len(running.prefilling) >= partial:
             return "partial prefills", match
-        match = self._match(r)
-        if self._awaits(r, match):
+        match, awaited = self._match(r)
+        if awaited:
             return "shared prefix", match
         spare = kv.available - match.idle - (self._blocks_wanted(r) - match.blocks)
         if spare < 0:
@@ -290,15 +290,15 @@ class Planner:
             return ("return after preemption" if r.preemptions else "headroom"), match
         return None, match
 
-    def _match(self, r: Request) -> Match:
-        """Cached prefix of `r`. Its last known token is always computed: it yields the next one."""
-        hashes = hashes_of(r, self._kv)
-        return self._kv.match(hashes, min(len(hashes), (r.known_tokens - 1) // self._limits.block_size))
+    def _match(self, r: Request) -> tuple[Match, bool]:
+        """The cached prefix of `r`, and whether its next block is being computed for another right now.
 
-    def _awaits(self, r: Request, match: Match) -> bool:
+        The last known token is never taken from the cache: computing it yields the next one.
+        """
         hashes = hashes_of(r, self._kv)
         limit = min(len(hashes), (r.known_tokens - 1) // self._limits.block_size)
-        return self._policy.features.hold_pending and self._kv.awaits(hashes, match, limit)
+        match = self._kv.match(hashes, limit)
+        return match, self._policy.features.hold_pending and self._kv.awaits(hashes, match, limit)
 
     def _blocks_wanted(self, r: Request) -> int:
         """Blocks reserved when `r` starts: all it knows, or its whole footprint once it was evicted too often."""

@@ -42,9 +42,6 @@ class StepTimes:
         self._first += drop
 
 
-def nearest_rank(values: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least `share` of `values` do not exceed; None of nothing."""
-    if not values:
-        return None
-    rank = ceil(share * len(values))
-    return max(values) if rank == len(values) else sorted(values)[rank - 1]
+def nearest_rank(ascending: Sequence[float], share: float) -> float | None:
+    """The smallest of sorted values that at least `share` of them do not exceed; None of nothing."""
+    return ascending[ceil(share * len(ascending)) - 1] if ascending else None
