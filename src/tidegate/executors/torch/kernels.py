@@ -1,7 +1,7 @@
 """The decode kernel for CPUs: one new token per sequence, attending to its paged context.
 
-Work is spread over (sequence, key/value head) pairs, so a query group reads each key and value once.
-bfloat16 arrives as its bits (uint16), is widened in registers, and sums are float32 throughout.
+A query group reads each key and value once. bfloat16 arrives as its bits (uint16), is widened in
+registers, and sums are float32 throughout.
 """
 
 from __future__ import annotations
@@ -11,10 +11,15 @@ from functools import lru_cache
 
 import numpy as np
 
-# Torch loads its OpenMP runtime first, so that numba finds the same one and both share one thread pool:
-# two pools on the same cores spin against each other.
+# Torch comes first, so that numba finds the OpenMP runtime that torch loaded and both share one thread
+# pool: two pools on the same cores spin against each other.
 import torch  # noqa: F401
 from numba import njit, prange
+
+from tidegate.executors.torch.simd import primitives
+
+WHOLE_SEQUENCES = 8
+"""From this many sequences on, one task takes all heads of a sequence, which reads memory in order."""
 
 
 @njit(inline="always")
@@ -49,6 +54,24 @@ def _exp(x):  # type: ignore[no-untyped-def]
     return p * scale.view(np.float32)
 
 
+@njit(fastmath=True, nogil=True, error_model="numpy")
+def _softmax(row, softcap):  # type: ignore[no-untyped-def]
+    """Scores to weights in place; `softcap` 0 is none."""
+    if softcap > 0.0:
+        for i in range(row.shape[0]):
+            row[i] = softcap * np.tanh(row[i] / softcap)
+    top = np.float32(-3.0e38)
+    for i in range(row.shape[0]):
+        top = max(top, row[i])
+    total = np.float32(0.0)
+    for i in range(row.shape[0]):
+        row[i] = _exp(row[i] - top)
+        total += row[i]
+    inverse = np.float32(1.0) / total
+    for i in range(row.shape[0]):
+        row[i] *= inverse
+
+
 @lru_cache(maxsize=None)
 def decode_kernel(head_dim: int, group: int, block_size: int, bits16: bool) -> Callable[..., None]:
     """The kernel for one model shape, compiled at its first call.
@@ -60,56 +83,54 @@ def decode_kernel(head_dim: int, group: int, block_size: int, bits16: bool) -> C
     slots:        `[S]` int64
     window:       keys seen by a query at most, itself included (0 = all); softcap: 0 = none
     """
+    dot, add_weighted = primitives(head_dim, bits16)
     load = _widen if bits16 else _same
     D, G, B = head_dim, group, block_size
+    item = 2 if bits16 else 4
+
+    @njit(fastmath=True, nogil=True, error_model="numpy")
+    def attend(out, q, keys, values, table, start, end, first, heads, scaling, softcap):  # type: ignore[no-untyped-def]
+        """Heads `first .. first+heads` of one sequence over KV positions `start .. end`."""
+        rows, n = heads * G, end - start
+        query, acc = np.empty((rows, D), np.float32), np.zeros((rows, D), np.float32)
+        scores = np.empty((rows, n), np.float32)
+        for r in range(rows):
+            for d in range(D):
+                query[r, d] = load(q[first * G + r, d]) * scaling
+        query_at, acc_at = np.int64(query.ctypes.data), np.int64(acc.ctypes.data)
+        scores_at = np.int64(scores.ctypes.data)
+        stride = keys.shape[2] * D * item
+        keys_at = np.int64(keys.ctypes.data) + first * D * item
+        values_at = np.int64(values.ctypes.data) + first * D * item
+        for b in range(start // B, (end - 1) // B + 1):
+            low, high = max(b * B, start), min(b * B + B, end)
+            at = keys_at + (np.int64(table[b]) * B + low - b * B) * stride
+            for i in range(low - start, high - start):
+                for r in range(rows):
+                    scores[r, i] = dot(query_at + r * D * 4, at + r // G * D * item)
+                at += stride
+        for r in range(rows):
+            _softmax(scores[r], softcap)
+        for b in range(start // B, (end - 1) // B + 1):
+            low, high = max(b * B, start), min(b * B + B, end)
+            at = values_at + (np.int64(table[b]) * B + low - b * B) * stride
+            for r in range(rows):
+                weights = scores_at + (r * n + low - start) * 4
+                add_weighted(acc_at + r * D * 4, weights, at + r // G * D * item, stride, high - low)
+        for r in range(rows):
+            for d in range(D):
+                out[first * G + r, d] = acc[r, d]
 
     @njit(parallel=True, fastmath=True, nogil=True, error_model="numpy")
     def kernel(out, q, keys, values, tables, positions, slots, scaling, window, softcap):  # type: ignore[no-untyped-def]
-        kv_heads = keys.shape[2]
-        for task in prange(slots.shape[0] * kv_heads):
-            s = task // kv_heads
-            h = task - s * kv_heads
+        heads = keys.shape[2] if slots.shape[0] >= WHOLE_SEQUENCES else 1
+        parts = keys.shape[2] // heads
+        for task in prange(slots.shape[0] * parts):
+            s = task // parts
             slot = slots[s]
             end = positions[slot] + 1
             start = max(0, end - window) if window > 0 else 0
-            scores = np.empty((G, end - start), np.float32)
-            query = np.empty((G, D), np.float32)
-            for g in range(G):
-                for d in range(D):
-                    query[g, d] = load(q[s, h * G + g, d]) * scaling
-            for b in range(start // B, (end - 1) // B + 1):
-                block = tables[slot, b]
-                for t in range(max(start - b * B, 0), min(end - b * B, B)):
-                    for g in range(G):
-                        dot = np.float32(0.0)
-                        for d in range(D):
-                            dot += query[g, d] * load(keys[block, t, h, d])
-                        scores[g, b * B + t - start] = dot
-            for g in range(G):
-                if softcap > 0.0:
-                    for i in range(end - start):
-                        scores[g, i] = softcap * np.tanh(scores[g, i] / softcap)
-                top = np.float32(-3.0e38)
-                for i in range(end - start):
-                    top = max(top, scores[g, i])
-                total = np.float32(0.0)
-                for i in range(end - start):
-                    weight = _exp(scores[g, i] - top)
-                    scores[g, i] = weight
-                    total += weight
-                inverse = np.float32(1.0) / total
-                for i in range(end - start):
-                    scores[g, i] *= inverse
-            acc = np.zeros((G, D), np.float32)
-            for b in range(start // B, (end - 1) // B + 1):
-                block = tables[slot, b]
-                for t in range(max(start - b * B, 0), min(end - b * B, B)):
-                    for g in range(G):
-                        weight = scores[g, b * B + t - start]
-                        for d in range(D):
-                            acc[g, d] += weight * load(values[block, t, h, d])
-            for g in range(G):
-                for d in range(D):
-                    out[s, h * G + g, d] = acc[g, d]
+            first = (task - s * parts) * heads
+            attend(out[s], q[s], keys, values, tables[slot], start, end, first, heads, scaling, softcap)
 
     return kernel
