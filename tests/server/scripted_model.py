@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
+from jinja2 import Template
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from tidegate.core.plan import Join, StepPlan, StepResult
 from tidegate.engine.output import OutputState
@@ -28,32 +29,52 @@ Answer = Callable[[Sequence[int], int | None], list[int]]
 SPECIAL = ["<|im_start|>", "<|im_end|>"]
 
 
+class SmallTokenizer:
+    """A byte-level BPE of a few hundred tokens with a chat template: every text has ids, many characters several.
+
+    What the server needs of a transformers tokenizer, without the seconds it takes to import that.
+    """
+
+    chat_template = TEMPLATE
+
+    def __init__(self) -> None:
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=400,
+            special_tokens=SPECIAL,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(CORPUS, trainer)
+        self.backend_tokenizer = tokenizer
+        self.eos_token_id: int = tokenizer.token_to_id("<|im_end|>")
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self.backend_tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def apply_chat_template(self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool) -> str:
+        assert not tokenize
+        return Template(TEMPLATE).render(messages=conversation, add_generation_prompt=add_generation_prompt)
+
+
 @cache
-def small_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE of a few hundred tokens: every text has ids, many characters take several."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=SPECIAL,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", chat_template=TEMPLATE)
+def small_tokenizer() -> SmallTokenizer:
+    return SmallTokenizer()
 
 
 def says(text: str) -> Answer:
     """A script that answers `text` and stops, whatever is asked."""
     tokenizer = small_tokenizer()
-    ids = [*tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids, tokenizer.eos_token_id]
+    ids = [*tokenizer.encode(text), tokenizer.eos_token_id]
     return lambda prompt, seed: ids
 
 
 def goes_on(prompt: Sequence[int], seed: int | None) -> list[int]:
-    """A script without an end: some ordinary tokens, again and again."""
-    return [(7 * i + len(prompt)) % 250 + 10 for i in range(4096)]
+    """A script without an end."""
+    return small_tokenizer().encode(" the tide comes in and goes out") * 200
 
 
 class ScriptedModel:
@@ -75,7 +96,7 @@ class ScriptedModel:
     ) -> None:
         self.tokenizer = tokenizer = small_tokenizer()
         self.eos_token_ids = (tokenizer.eos_token_id,)
-        self.vocab_size = len(tokenizer)
+        self.vocab_size = tokenizer.backend_tokenizer.get_vocab_size()
         self.model_name = "scripted"
         self.num_blocks = num_blocks
         self.block_size = 16

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import uvicorn
 
 from tests.server.scripted_model import ScriptedModel
@@ -25,10 +26,16 @@ from tidegate.server.text import Vocabulary
 @dataclass
 class Served:
     url: str
+    http: httpx.Client
     engine: Engine
     scheduler: Scheduler
     model: ScriptedModel
     app: Any
+    server: uvicorn.Server
+
+    def transports(self) -> list[asyncio.Transport]:
+        """The connections that are open now, as the server sees them."""
+        return [connection.transport for connection in self.server.server_state.connections]  # type: ignore[union-attr,misc]
 
 
 def assemble(model: Any, raw: Mapping[str, Any], depth: int = 2) -> tuple[Any, Engine, Scheduler]:
@@ -56,7 +63,9 @@ def serving(model: Any, raw: Mapping[str, Any] | None = None, depth: int = 2) ->
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])), name="server")
     thread.start()
     try:
-        yield Served(url_of(sock), engine, scheduler, model, app)
+        # No certificates: loading them is most of what a request in a test would cost.
+        with httpx.Client(base_url=url_of(sock), verify=False, timeout=60) as http:  # noqa: S501 - no TLS at all
+            yield Served(url_of(sock), http, engine, scheduler, model, app, server)
     finally:
         server.should_exit = True
         thread.join()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import httpx
 import openai
 import pytest
 
@@ -99,7 +98,7 @@ def test_a_streamed_chat_names_the_role_once_and_ends_with_done(client: openai.O
         assert "".join(c.delta.content or "" for c in own) == TEXT
         assert [c.delta.role for c in own] == ["assistant"] + [None] * (len(own) - 1)
         assert [c.finish_reason for c in own if c.finish_reason] == ["stop"]
-    raw = httpx.post(f"{served.url}/v1/chat/completions", json={"messages": messages, "stream": True})
+    raw = served.http.post("/v1/chat/completions", json={"messages": messages, "stream": True})
     assert raw.headers["content-type"].startswith("text/event-stream")
     events = raw.text.split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
@@ -167,10 +166,10 @@ def test_the_request_id_explains_the_request(client: openai.OpenAI, served: Serv
     answer = raw.parse()
     assert answer.id == id
     assert answer.model_extra == {"service_tier": "flex"}
-    told = httpx.get(f"{served.url}/v1/scheduler/explain/{id}").json()
+    told = served.http.get(f"/v1/scheduler/explain/{id}").json()
     assert (told["status"], told["class"], told["tenant"], told["priority"]) == ("finished", "batch", "acme", 10)
     several = client.completions.with_raw_response.create(model="scripted", prompt="x", n=3)
-    told = httpx.get(f"{served.url}/v1/scheduler/explain/{several.headers['x-request-id']}").json()
+    told = served.http.get(f"/v1/scheduler/explain/{several.headers['x-request-id']}").json()
     assert len(told["sequences"]) == 3
 
 

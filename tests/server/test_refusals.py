@@ -35,7 +35,7 @@ def fault(answer: httpx.Response, status: int) -> dict[str, Any]:
 
 
 def lives(served: Served) -> bool:
-    answer = httpx.post(served.url + COMPLETIONS, json={"prompt": "still there?"})
+    answer = served.http.post(COMPLETIONS, json={"prompt": "still there?"})
     return answer.status_code == 200 and answer.json()["choices"][0]["text"] == "fine"
 
 
@@ -58,7 +58,7 @@ BAD_BODIES = {
 @pytest.mark.parametrize("name", BAD_BODIES)
 def test_bodies_that_are_no_request(served: Served, name: str) -> None:
     body, says_what = BAD_BODIES[name]
-    answer = httpx.post(served.url + COMPLETIONS, content=body, headers={"content-type": "application/json"})
+    answer = served.http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
     assert says_what in fault(answer, 400)["message"]
     assert lives(served)
 
@@ -110,7 +110,7 @@ BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", BAD_COMPLETIONS)
 def test_completions_that_cannot_be(served: Served, name: str) -> None:
     body, param = BAD_COMPLETIONS[name]
-    error = fault(httpx.post(served.url + COMPLETIONS, json=body), 400)
+    error = fault(served.http.post(COMPLETIONS, json=body), 400)
     assert error["type"] == "invalid_request_error"
     assert error["param"] == param
     assert lives(served)
@@ -130,54 +130,54 @@ BAD_CHATS: dict[str, tuple[dict[str, Any], str | None]] = {
 @pytest.mark.parametrize("name", BAD_CHATS)
 def test_chats_that_cannot_be(served: Served, name: str) -> None:
     body, param = BAD_CHATS[name]
-    assert fault(httpx.post(served.url + CHAT, json=body), 400)["param"] == param
+    assert fault(served.http.post(CHAT, json=body), 400)["param"] == param
     assert lives(served)
 
 
 def test_images_are_refused_by_name(served: Served) -> None:
     content = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
-    error = fault(httpx.post(served.url + CHAT, json={"messages": [{"role": "user", "content": content}]}), 400)
+    error = fault(served.http.post(CHAT, json={"messages": [{"role": "user", "content": content}]}), 400)
     assert error["param"] == "messages.0.content.0.type"
     assert "text" in error["message"]
 
 
 def test_values_that_ask_for_nothing_are_no_error(served: Served) -> None:
     body = {"messages": MESSAGES, "tools": [], "store": False, "stop": None, "n": None, "parallel_tool_calls": True}
-    assert httpx.post(served.url + CHAT, json=body).status_code == 200
+    assert served.http.post(CHAT, json=body).status_code == 200
 
 
 def test_an_over_long_prompt_is_told_with_numbers(served: Served) -> None:
-    error = fault(httpx.post(served.url + COMPLETIONS, json={"prompt": [5] * 600}), 400)
+    error = fault(served.http.post(COMPLETIONS, json={"prompt": [5] * 600}), 400)
     assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
     assert "600" in error["message"]
     assert "512" in error["message"]
-    error = fault(httpx.post(served.url + COMPLETIONS, json={"prompt": "tide " * 500_000}), 400)
+    error = fault(served.http.post(COMPLETIONS, json={"prompt": "tide " * 500_000}), 400)
     assert error["code"] == "context_length_exceeded"
 
 
 def test_an_impossible_max_tokens_says_what_is_possible(served: Served) -> None:
-    error = fault(httpx.post(served.url + COMPLETIONS, json={"prompt": [5] * 12, "max_tokens": 501}), 400)
+    error = fault(served.http.post(COMPLETIONS, json={"prompt": [5] * 12, "max_tokens": 501}), 400)
     assert "at most 500" in error["message"]
 
 
 def test_unknown_classes_are_told_the_known_ones(served: Served) -> None:
     body = {"prompt": "x", "metadata": {"slo_class": "vip"}}
-    message = fault(httpx.post(served.url + COMPLETIONS, json=body), 400)["message"]
+    message = fault(served.http.post(COMPLETIONS, json=body), 400)["message"]
     assert all(name in message for name in ("interactive", "completion", "offline", "batch"))
 
 
 def test_unknown_models_methods_and_paths(served: Served) -> None:
-    error = fault(httpx.post(served.url + COMPLETIONS, json={"model": "gpt-17", "prompt": "x"}), 404)
+    error = fault(served.http.post(COMPLETIONS, json={"model": "gpt-17", "prompt": "x"}), 404)
     assert error["code"] == "model_not_found"
-    fault(httpx.get(served.url + COMPLETIONS), 405)
-    fault(httpx.get(served.url + "/v1/nothing"), 404)
-    error = fault(httpx.get(served.url + "/v1/scheduler/explain/cmpl-nobody"), 404)
+    fault(served.http.get(COMPLETIONS), 405)
+    fault(served.http.get("/v1/nothing"), 404)
+    error = fault(served.http.get("/v1/scheduler/explain/cmpl-nobody"), 404)
     assert error["code"] == "request_not_found"
 
 
 @pytest.mark.parametrize("value", ["soon", "-5", "0", "nan", "inf"])
 def test_promises_that_are_no_times(served: Served, value: str) -> None:
-    answer = httpx.post(served.url + COMPLETIONS, json={"prompt": "x"}, headers={"x-slo-ttft-ms": value})
+    answer = served.http.post(COMPLETIONS, json={"prompt": "x"}, headers={"x-slo-ttft-ms": value})
     assert fault(answer, 400)["param"] == "x-slo-ttft-ms"
 
 
@@ -185,7 +185,7 @@ def test_100_megabytes_are_refused_before_they_are_sent(served: Served) -> None:
     with socket.create_connection((urlsplit(served.url).hostname, urlsplit(served.url).port)) as sock:
         head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         sock.sendall(f"{head}Content-Length: {100 << 20}\r\n\r\n".encode())
-        answer = sock.recv(65536)
+        answer = b"".join(iter(lambda: sock.recv(65536), b""))
     assert b" 413 " in answer.splitlines()[0]
     assert b"max_body_bytes" in answer
     assert lives(served)
@@ -202,7 +202,7 @@ def test_100_megabytes_of_unknown_length_are_refused_while_they_are_read(served:
             yield b"x" * (1 << 16)
 
     try:
-        answer = httpx.post(served.url + COMPLETIONS, content=chunks(), headers={"content-type": "application/json"})
+        answer = served.http.post(COMPLETIONS, content=chunks(), headers={"content-type": "application/json"})
         fault(answer, 413)
     except httpx.WriteError:
         assert sent < 100 << 20  # the server answered and hung up in the middle
@@ -232,6 +232,6 @@ def test_a_full_queue_is_429_with_a_time_to_come_back() -> None:
 
 
 def test_errors_inside_json_keep_their_place(served: Served) -> None:
-    answer = httpx.post(served.url + COMPLETIONS, content=b'{"prompt": }', headers={"content-type": "application/json"})
+    answer = served.http.post(COMPLETIONS, content=b'{"prompt": }', headers={"content-type": "application/json"})
     assert "character 11" in fault(answer, 400)["message"]
     assert json.loads(answer.content)["error"]["type"] == "invalid_request_error"

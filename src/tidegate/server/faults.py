@@ -98,9 +98,7 @@ def _path(location: Sequence[int | str], body: Any) -> list[str]:
     """Where in the body an error is: its location without the names of the forms that were tried."""
     path, at = [], body
     for part in location[1:]:
-        if isinstance(at, list) and isinstance(part, int) and part < len(at):
-            at = at[part]
-        elif isinstance(at, dict) and part in at:
+        if (isinstance(at, list) and isinstance(part, int) and part < len(at)) or (isinstance(at, dict) and part in at):
             at = at[part]
         elif part != location[-1] or not isinstance(at, dict):
             continue

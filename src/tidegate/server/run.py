@@ -24,10 +24,12 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         # The protocol must be named: asyncio turns Nagle's algorithm off only where it is.
-        sock = socket.socket(family, kind, proto)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.listen(_BACKLOG)
+        with contextlib.ExitStack() as on_failure:
+            sock = on_failure.enter_context(socket.socket(family, kind, proto))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+            sock.listen(_BACKLOG)
+            on_failure.pop_all()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise InputError(

@@ -48,7 +48,10 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 TokenPrompt = Annotated[list[TokenId], Field(min_length=1)]
 
-Prompts = Annotated[list[Text], Field(min_length=1)] | TokenPrompt | Annotated[list[TokenPrompt], Field(min_length=1)]
+PromptText = Annotated[Text, Field(min_length=1)]
+Prompts = (
+    Annotated[list[PromptText], Field(min_length=1)] | TokenPrompt | Annotated[list[TokenPrompt], Field(min_length=1)]
+)
 
 
 class _Body(BaseModel):
@@ -155,7 +158,7 @@ class Generation(_Body):
 
 
 class CompletionRequest(Generation):
-    prompt: Text | Prompts
+    prompt: PromptText | Prompts
     max_tokens: Count = 16
     logprobs: int | None = Field(default=None, ge=0, le=20)
 

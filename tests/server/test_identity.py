@@ -1,0 +1,136 @@
+"""Who asks and how urgently: classes, tiers, tenants, promises, keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.server.scripted_model import ScriptedModel, says
+from tests.server.serving import Served, serving
+
+KEYS = [
+    {"key": "sk-acme", "tenant": "acme", "classes": ["offline", "batch"]},
+    {"key": "sk-root"},
+    {"key": "sk-late", "tenant": "late", "classes": ["batch"]},
+]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    classes = {"nightly": {"priority": 20, "e2e": 3600.0}}
+    tiers = {"flex": "batch", "priority": "interactive", "scale": "nightly"}
+    with serving(ScriptedModel(says("fine")), {"classes": classes, "server": {"service_tiers": tiers}}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Served]:
+    with serving(ScriptedModel(says("fine")), {"server": {"api_keys": KEYS}}) as server:
+        yield server
+
+
+def placed(served: Served, body: dict[str, Any], headers: dict[str, str] | None = None) -> dict[str, Any]:
+    """What the scheduler says of the request that this became."""
+    answer = served.http.post("/v1/completions", json={"prompt": "x", **body}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    id = answer.headers["x-request-id"]
+    told: dict[str, Any] = served.http.get(f"/v1/scheduler/explain/{id}", headers=headers).json()
+    return told
+
+
+@pytest.mark.parametrize(
+    ("body", "slo_class", "priority"),
+    [
+        ({}, "interactive", 0),
+        ({"service_tier": "auto"}, "interactive", 0),
+        ({"service_tier": "default"}, "interactive", 0),
+        ({"service_tier": "flex"}, "batch", 10),
+        ({"service_tier": "scale"}, "nightly", 20),
+        ({"metadata": {"slo_class": "offline", "note": "mine"}}, "offline", 5),
+        ({"metadata": {"slo_class": "batch"}, "service_tier": "flex"}, "batch", 10),
+        ({"priority": -7}, "interactive", -7),
+        ({"priority": 3, "service_tier": "flex"}, "batch", 3),
+    ],
+)
+def test_class_and_priority(served: Served, body: dict[str, Any], slo_class: str, priority: int) -> None:
+    told = placed(served, body)
+    assert (told["class"], told["priority"]) == (slo_class, priority)
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "tenant"),
+    [({}, {}, "default"), ({"user": "ann"}, {}, "ann"), ({"user": "ann"}, {"x-tenant": "acme"}, "acme")],
+)
+def test_tenant(served: Served, body: dict[str, Any], headers: dict[str, str], tenant: str) -> None:
+    assert placed(served, body, headers)["tenant"] == tenant
+
+
+def test_a_tier_is_echoed(served: Served) -> None:
+    def echoed(body: dict[str, Any]) -> Any:
+        return served.http.post("/v1/completions", json={"prompt": "x", **body}).json().get("service_tier")
+
+    assert [echoed({"service_tier": tier}) for tier in ("auto", "flex", "priority")] == ["default", "flex", "priority"]
+    assert echoed({}) is None
+
+
+def test_promises_in_headers_take_the_place_of_the_class_promise(served: Served) -> None:
+    def missed() -> float:
+        lines = served.http.get("/metrics").text.splitlines()
+        name = 'tidegate_slo_missed_total{class="batch",promise="ttft"}'
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+    before = missed()
+    placed(served, {"service_tier": "flex"}, {"x-slo-ttft-ms": "60000"})
+    assert missed() == before
+    placed(served, {"service_tier": "flex"}, {"x-slo-ttft-ms": "0.001"})
+    assert missed() == before + 1
+
+
+@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer sk-wrong"}, {"authorization": "Basic sk-acme"}])
+def test_without_a_known_key_there_is_nothing(guarded: Served, headers: dict[str, str]) -> None:
+    for method, path in (("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", "/v1/scheduler/explain/x")):
+        answer = guarded.http.request(method, path, headers=headers, json={} if method == "POST" else None)
+        assert answer.status_code == 401
+        assert answer.json()["error"]["code"] == "invalid_api_key"
+    assert guarded.http.get("/health").status_code == 200
+
+
+def test_a_key_speaks_for_its_tenant(guarded: Served) -> None:
+    acme = {"authorization": "Bearer sk-acme"}
+    told = placed(guarded, {"user": "ann"}, acme)
+    assert (told["tenant"], told["class"]) == ("acme", "offline")
+    answer = guarded.http.post("/v1/completions", json={"prompt": "x"}, headers={**acme, "x-tenant": "late"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "tenant_not_allowed")
+    assert placed(guarded, {}, {"authorization": "Bearer sk-root", "x-tenant": "anyone"})["tenant"] == "anyone"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"service_tier": "priority"},
+        {"metadata": {"slo_class": "interactive"}},
+        {"priority": 4},
+        {"priority": -1, "service_tier": "flex"},
+    ],
+)
+def test_nobody_promotes_himself(guarded: Served, body: dict[str, Any]) -> None:
+    headers = {"authorization": "Bearer sk-acme"}
+    answer = guarded.http.post("/v1/completions", json={"prompt": "x", **body}, headers=headers)
+    assert answer.status_code == 403
+    assert answer.json()["error"]["type"] == "permission_error"
+
+
+def test_within_what_a_key_may_claim_priority_is_free(guarded: Served) -> None:
+    told = placed(guarded, {"priority": 5, "service_tier": "flex"}, {"authorization": "Bearer sk-acme"})
+    assert (told["class"], told["priority"]) == ("batch", 5)
+
+
+def test_a_key_sees_its_own_tenant_only(guarded: Served) -> None:
+    mine = {"authorization": "Bearer sk-acme"}
+    id = guarded.http.post("/v1/completions", json={"prompt": "x"}, headers=mine).headers["x-request-id"]
+    url = f"/v1/scheduler/explain/{id}"
+    assert guarded.http.get(url, headers=mine).status_code == 200
+    assert guarded.http.get(url, headers={"authorization": "Bearer sk-late"}).status_code == 404
+    assert guarded.http.get(url, headers={"authorization": "Bearer sk-root"}).status_code == 200
