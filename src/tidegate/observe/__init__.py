@@ -1,1 +1,1 @@
-"""Observers: they fold the scheduler's events into numbers and never answer back."""
+"""Folds what the engine tells into metrics, records and reports. Observers never answer back."""
