@@ -66,7 +66,7 @@ class SchedulerConfig:
     policy:         name of a policy or of a preset (`tidegate policies`). A preset has its own defaults for
                     some of the options below
     num_blocks:     KV blocks; or
-    kv_memory:      bytes for KV ("1GiB"); with neither the executor sizes the pool by the memory it finds
+    kv_memory:      bytes for KV ("512MiB"); with neither whoever starts the engine chooses
     max_model_len:  a lower limit than the model's own, tokens
     max_waiting:    requests that may wait before new ones are refused with 429
     pipeline_depth: 2 plans a step while the one before it runs

@@ -156,3 +156,16 @@ def test_config_show_prints_the_resolved_whole(tmp_path: Path) -> None:
     ):
         assert resolve(tomllib.loads(done.stdout)) == resolved
     assert resolve(tomllib.loads(tidegate("config", "show").stdout)) == Config()
+
+
+def test_models_are_listed_and_a_local_one_is_found(tmp_path: Path) -> None:
+    rows = json.loads(tidegate("models", "--json", TIDEGATE_CACHE=str(tmp_path)).stdout)
+    assert [(row["name"], row["default"], row["cached"]) for row in rows] == [("smollm2-135m", True, False)]
+    assert Config().model.name == "smollm2-135m"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("{}", encoding="utf-8")
+    done = tidegate("models", "--fetch", str(tmp_path / "mine"))
+    assert (done.returncode, done.stdout.strip()) == (0, str(tmp_path / "mine"))
+    unknown = tidegate("models", "--fetch", "none")
+    assert (unknown.returncode, unknown.stderr.count("\n")) == (2, 1)
+    assert "smollm2-135m" in unknown.stderr

@@ -31,7 +31,10 @@ def replay(
     out: Annotated[Path | None, typer.Option(help="Write records to this .parquet or .jsonl file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Send a workload's requests at their times to a server; measure and record what a client sees."""
+    """Replay a workload against a real server.
+
+    Requests are sent when they are due; what a client sees is measured and recorded.
+    """
     from tidegate.cli.environment import api_key, config_path
     from tidegate.config import load_config
     from tidegate.errors import InputError
