@@ -6,13 +6,13 @@ import sys
 
 from tests.server.scripted_model import ScriptedModel, goes_on
 from tests.server.serving import assemble
-from tidegate.server.run import listen, run, url_of
+from tidegate.server.run import bind, run, url_of
 
 
 def main(step_seconds: float, drain_seconds: float) -> None:
     model = ScriptedModel(goes_on, step_seconds=step_seconds)
     app, engine, _ = assemble(model, {"scheduler": {"max_num_seqs": model.max_num_seqs}})
-    sock = listen("127.0.0.1", 0)
+    sock = bind("127.0.0.1", 0)
     engine.start()
     run(app, engine, sock, drain_seconds=drain_seconds, ready=lambda: print(url_of(sock), flush=True))
 

@@ -18,7 +18,7 @@ from tidegate.core.scheduler import Scheduler
 from tidegate.engine.loop import Engine
 from tidegate.observe.metrics import Metrics
 from tidegate.server.app import create_app
-from tidegate.server.run import listen, url_of
+from tidegate.server.run import bind, url_of
 from tidegate.server.service import Service
 from tidegate.server.text import Vocabulary
 
@@ -55,7 +55,7 @@ def serving(model: Any, raw: Mapping[str, Any] | None = None, depth: int = 2) ->
     """The server over `model`, up until the block ends."""
     raw = {"scheduler": {"max_num_seqs": model.max_num_seqs}, **(raw or {})}
     app, engine, scheduler = assemble(model, raw, depth)
-    sock = listen("127.0.0.1", 0)
+    sock = bind("127.0.0.1", 0)
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="critical", access_log=False, lifespan="off", timeout_graceful_shutdown=2)
     )

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tidegate.errors import InputError
-from tidegate.server.run import listen, url_of
+from tidegate.server.run import bind, url_of
 
 ROOT = Path(__file__).parents[2]
 BODY = {"prompt": "x", "max_tokens": 100, "stream": True}
@@ -78,13 +78,14 @@ def test_a_second_signal_does_not_wait() -> None:
 
 
 def test_a_port_that_is_taken_is_told_in_a_sentence() -> None:
-    with listen("127.0.0.1", 0) as sock:
+    with bind("127.0.0.1", 0) as sock:
+        sock.listen()
         port = sock.getsockname()[1]
         assert url_of(sock) == f"http://127.0.0.1:{port}"
         with pytest.raises(InputError, match=f"port {port} on 127.0.0.1 is taken"):
-            listen("127.0.0.1", port)
+            bind("127.0.0.1", port)
 
 
 def test_an_address_of_somebody_else_is_told_in_a_sentence() -> None:
     with pytest.raises(InputError, match=r"cannot listen on 192\.0\.2\.1"):
-        listen("192.0.2.1", 0)
+        bind("192.0.2.1", 0)

@@ -94,7 +94,7 @@ def _invalid(error: RequestValidationError) -> ApiError:
     return ApiError(400, f"{param or 'the body'}: {', or: '.join(messages)}", param=param)
 
 
-def _path(location: Sequence[int | str], body: Any) -> list[str]:
+def _path(location: Sequence[Any], body: Any) -> list[str]:
     """Where in the body an error is: its location without the names of the forms that were tried."""
     path, at = [], body
     for part in location[1:]:

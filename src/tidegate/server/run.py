@@ -15,12 +15,15 @@ from fastapi import FastAPI
 from tidegate.engine.loop import Engine
 from tidegate.errors import InputError
 
-_BACKLOG = 2048
 _LAST_WORDS_SECONDS = 2  # for streams that were ended with an error to reach their clients
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. InputError if the address cannot be had."""
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that holds an address and does not listen yet; port 0 takes a free one.
+
+    Until it is served, connections are refused instead of left to wait for a model to load. InputError if
+    the address cannot be had.
+    """
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         # The protocol must be named: asyncio turns Nagle's algorithm off only where it is.
@@ -28,20 +31,21 @@ def listen(host: str, port: int) -> socket.socket:
             sock = on_failure.enter_context(socket.socket(family, kind, proto))
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(address)
-            sock.listen(_BACKLOG)
             on_failure.pop_all()
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise InputError(
-                f"port {port} on {host} is taken; stop what listens there or give another --port"
-            ) from None
-        raise InputError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
+        raise _unavailable(host, port, error) from None
     sock.setblocking(False)
     return sock
 
 
+def _unavailable(host: str, port: int, error: OSError) -> InputError:
+    if error.errno == errno.EADDRINUSE:
+        return InputError(f"port {port} on {host} is taken; stop what listens there or give another --port")
+    return InputError(f"cannot listen on {host} port {port}: {error.strerror or error}")
+
+
 def url_of(sock: socket.socket) -> str:
-    """Where a listening socket is reached."""
+    """Where a bound socket is reached."""
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if sock.family is socket.AF_INET6 else f"http://{host}:{port}"
 
@@ -58,7 +62,8 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._ready()
+        if self.started:
+            self._ready()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -98,7 +103,11 @@ def run(
         server_header=False,
     )
     server = _Server(config, engine, drain_seconds, ready)
+    host, port = sock.getsockname()[:2]
     try:
         asyncio.run(server.serve(sockets=[sock]))
+    except OSError as error:
+        # Somebody else bound the address too and was the first to listen.
+        raise _unavailable(host, port, error) from None
     finally:
         engine.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,7 +89,7 @@ class Answering:
 class Service:
     """Opens requests in one engine with one model."""
 
-    def __init__(self, engine: Engine, vocabulary: Vocabulary, model: str, eos_token_ids: Sequence[int]) -> None:
+    def __init__(self, engine: Engine, vocabulary: Vocabulary, model: str, eos_token_ids: Iterable[int]) -> None:
         self.engine = engine
         self.vocabulary = vocabulary
         self.model = model

@@ -1,0 +1,140 @@
+"""`tidegate serve`: a model behind an OpenAI-compatible API."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from tidegate.config import Config
+    from tidegate.executors.torch.executor import TorchExecutor
+
+# Threads take the interpreter's lock in turns of this many seconds: with Python's 5 ms a step would
+# wait that long for its turn whenever the HTTP side is busy.
+_SWITCH_SECONDS = 0.0005
+DRAIN_SECONDS = 30.0
+DEFAULT_KV_BYTES = 1 << 30
+
+
+def serve(
+    model: Annotated[
+        str | None, typer.Option(help="A known name (`tidegate models`), a directory, a GGUF file or a hub id.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="Configuration file (TOML).")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 by default.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port; 8000 by default, 0 takes a free one.")
+    ] = None,
+    policy: Annotated[str | None, typer.Option(help="A policy or preset (`tidegate policies`).")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Requests that run at once.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(min=1, help="Tokens of one request, prompt and output.")] = None,
+    kv_memory: Annotated[str | None, typer.Option(help="Memory for the KV cache, such as 2GiB.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of the model.")] = None,
+) -> None:
+    """Serve a model over OpenAI's API until SIGTERM or Ctrl-C has let its requests finish."""
+    from tidegate.cli.environment import config_path
+    from tidegate.config import load_config
+
+    settings = load_config(
+        config_path(config),
+        {
+            "model": {"name": model, "threads": threads},
+            "server": {"host": host, "port": port},
+            "scheduler": {
+                "policy": policy,
+                "max_num_seqs": max_num_seqs,
+                "max_model_len": max_model_len,
+                "kv_memory": kv_memory,
+            },
+        },
+    )
+    _need_extras()
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    _serve(settings)
+
+
+def _need_extras() -> None:
+    from tidegate.errors import MissingExtra
+
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise MissingExtra(f"serving needs {error.name}: pip install 'tidegate[serve]'") from error
+
+
+def _serve(config: Config) -> None:
+    from tidegate.core.scheduler import Scheduler
+    from tidegate.engine.loop import Engine
+    from tidegate.observe.metrics import Metrics
+    from tidegate.server.app import create_app
+    from tidegate.server.run import bind, run
+    from tidegate.server.service import Service
+    from tidegate.server.text import Vocabulary
+    from tidegate.server.warmup import warm_up
+
+    with bind(config.server.host, config.server.port) as sock:
+        executor = _executor(config)
+        limits = config.limits(executor.num_blocks, executor.max_model_len)
+        engine = Engine(Scheduler(config.build_policy(), limits), executor, depth=config.scheduler.pipeline_depth)
+        vocabulary = Vocabulary(executor.tokenizer, executor.vocab_size, executor.max_model_len)
+        service = Service(engine, vocabulary, executor.model_name, executor.eos_token_ids)
+        metrics = Metrics(list(config.classes))
+        engine.start()
+        sys.setswitchinterval(_SWITCH_SECONDS)
+        try:
+            asyncio.run(warm_up(engine, vocabulary))
+        except BaseException:
+            engine.stop()
+            raise
+        engine.observers.append(metrics)
+        app = create_app(service, metrics, config)
+        run(app, engine, sock, drain_seconds=DRAIN_SECONDS, ready=lambda: _say_ready(config, executor, sock))
+
+
+def _executor(config: Config) -> TorchExecutor:
+    from tidegate.cli.environment import cache_dir
+    from tidegate.executors.torch.executor import TorchExecutor
+    from tidegate.executors.torch.hardware import available_cores
+    from tidegate.executors.torch.model import load_model
+    from tidegate.executors.torch.weights import ensure_model
+
+    wanted = config.scheduler
+    threads = config.model.threads or available_cores()
+    files = ensure_model(config.model.name, cache_dir())
+    loaded = load_model(files.path, name=files.name, dtype=config.model.dtype, threads=threads)
+    memory = None if wanted.num_blocks is not None else wanted.kv_memory or DEFAULT_KV_BYTES
+    return TorchExecutor(
+        loaded,
+        block_size=wanted.block_size,
+        num_blocks=wanted.num_blocks,
+        kv_bytes=memory,
+        max_num_seqs=wanted.max_num_seqs,
+        max_model_len=wanted.max_model_len,
+        threads=threads,
+    )
+
+
+def _say_ready(config: Config, executor: TorchExecutor, sock: socket.socket) -> None:
+    """The one line that says where, and how to try it."""
+    from tidegate.server.run import url_of
+
+    url = url_of(sock)
+    if not config.server.api_keys and not sock.getsockname()[0].startswith("127.") and sock.getsockname()[0] != "::1":
+        typer.echo("warning: anybody who reaches this address may use the model; set server.api_keys", err=True)
+    typer.echo(
+        f"{executor.model_name} is ready at {url}  "
+        f"({executor.threads} threads, {executor.num_blocks * executor.block_size} KV tokens, "
+        f"policy {config.scheduler.policy}; Ctrl-C drains and stops)\n"
+        f"""try: curl {url}/v1/chat/completions -H 'Content-Type: application/json' """
+        f"""-d '{{"messages": [{{"role": "user", "content": "Why do tides come twice a day?"}}]}}'"""
+    )
