@@ -65,7 +65,7 @@ class StepPlan:
     """One step's work. Sizes are tokens; `now` is seconds on the scheduler's clock.
 
     An empty plan (`not plan`) has step -1, is never executed or applied, and `held_back_by` says why;
-    `left` of an empty plan is carried into the next plan that is not.
+    it may still have preempted somebody, and seats given up are told by the next plan that is not empty.
     `held_back_by` in a non-empty plan names the constraint that kept somebody waiting although
     budget, seats or blocks were left; None if nobody was held back that way.
     """

@@ -59,10 +59,9 @@ class Planner:
         self._prefill_steps = 0
         self._blocked: tuple[Request, int, int, str] | None = None
         self._vain: tuple[int, int, int] | None = None
-        self.held_back_by: str | None = None
 
-    def plan(self, now: float) -> Step | None:
-        """The next step, in flight from now on; None if there is nothing to compute, `held_back_by` says why."""
+    def plan(self, now: float) -> StepPlan:
+        """The next step, in flight from now on; an empty plan if there is nothing to compute."""
         draft = Draft(StepPlan(self._next_step, now), self._limits.max_num_batched_tokens)
         if self._policy.features.mixed_batches:
             self._settle_growth(draft)
@@ -71,7 +70,8 @@ class Planner:
             self._plan_prompts(draft)
         else:
             self._plan_unmixed(draft)
-        return self._launch(draft)
+        self._launch(draft)
+        return draft.plan
 
     @property
     def blocked(self) -> tuple[Request, str] | None:
@@ -194,9 +194,11 @@ class Planner:
         if d.chunks:
             self._prefill_steps += 1
             return
-        self._prefill_steps = 0
         self._settle_growth(d)
         self._plan_decodes(d)
+        if not d.plan.decodes and self._prefill_steps:  # nobody could decode after all: the turn is not lost
+            self._plan_prompts(d)
+        self._prefill_steps = 0
 
     # Prompts
 
@@ -348,12 +350,12 @@ class Planner:
 
     # Launch
 
-    def _launch(self, d: Draft) -> Step | None:
-        """Close the plan and put it in flight."""
+    def _launch(self, d: Draft) -> None:
+        """Close the plan and put it in flight. An empty one takes no number; seats given up wait for the next."""
         plan, running, kv = d.plan, self._running, self._kv
-        self.held_back_by = plan.held_back_by
         if not d.chunks and not plan.decodes:
-            return None
+            plan.step = -1
+            return
         step = Step(
             plan,
             running.decodes.members if plan.decodes else [],
@@ -382,4 +384,3 @@ class Planner:
             else:
                 running.start_decoding(r)
         self._lifecycle.launch(step)
-        return step

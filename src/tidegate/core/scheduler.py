@@ -108,12 +108,11 @@ class Scheduler:
         self.ctx.now = now
         self._unpark(now)
         self.waiting.rekey_due(now)
-        step = self._planner.plan(now)
-        if step is None:
-            self._held_back_by = self._idle_reason()
-            return StepPlan(-1, now, held_back_by=self._held_back_by)
-        self._held_back_by = step.plan.held_back_by
-        return step.plan
+        plan = self._planner.plan(now)
+        if not plan and plan.held_back_by is None:
+            plan.held_back_by = "parked" if self._num_parked else "nothing to do"
+        self._held_back_by = plan.held_back_by
+        return plan
 
     def apply(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """A step was computed. Results come in the order of their plans; raises ValueError otherwise."""
@@ -221,8 +220,3 @@ class Scheduler:
             if r.status is Status.PARKED:
                 self._num_parked -= 1
                 self._lifecycle.wait(r, now)
-
-    def _idle_reason(self) -> str:
-        if self._planner.held_back_by is not None:
-            return self._planner.held_back_by
-        return "parked" if self._num_parked else "nothing to do"
