@@ -74,9 +74,12 @@ class DecodeSet:
 
     def crossing(self) -> list[Request]:
         """Members whose next decode writes the first position of a block they do not hold yet."""
-        spoke = self._wheel[self.clock % len(self._wheel)]
-        size = len(self._wheel)
-        return [r for r in spoke if r.lease is not None and len(r.lease.table) * size <= r.planned]
+        clock, size = self.clock, len(self._wheel)
+        return [
+            r
+            for r in self._wheel[clock % size]
+            if r.lease is not None and len(r.lease.table) * size <= r._planned + clock - r.joined_clock
+        ]
 
     def ending(self, clock: int) -> list[Request]:
         """Members whose last token is the one of advance number `clock`."""

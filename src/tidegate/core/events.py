@@ -1,7 +1,8 @@
 """What happened, as the scheduler tells it. Observers fold these; nobody answers back.
 
 `now` is seconds on the scheduler's clock: the `now` that was passed to add, abort, plan or apply.
-`request` is the live object; observers read it and never change it.
+`request` is the live object; observers read it and never change it. Decisions have it second, so that
+what follows it can be kept without it.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class Admitted(NamedTuple):
     """A waiting request took a seat for the first time; `cached` of its tokens need no computing."""
 
     now: float
-    step: int
     request: Request
+    step: int
     cached: int
 
 
@@ -59,8 +60,8 @@ class Restored(NamedTuple):
     """A preempted request took a seat again; `recompute` known tokens are computed once more."""
 
     now: float
-    step: int
     request: Request
+    step: int
     cached: int
     recompute: int
 
@@ -94,8 +95,8 @@ class Preempted(NamedTuple):
     """A running request gave its seat and blocks back. `mode` says how it will be restored."""
 
     now: float
-    step: int
     request: Request
+    step: int
     mode: str
     reason: str
 

@@ -1,4 +1,7 @@
-"""Why a request waited, was chosen, or was evicted: a bounded diary per request, folded from events."""
+"""Why a request waited, was chosen, or was evicted: a bounded diary per request, folded from events.
+
+Nothing here keeps a request alive: of those that ended only plain facts remain.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from tidegate.core.events import Admitted, Arrived, Finished, Preempted, Rejecte
 from tidegate.core.request import Request
 
 Decision: TypeAlias = Admitted | Arrived | Finished | Preempted | Rejected | Restored
+Line: TypeAlias = tuple[float, type[Decision], tuple[Any, ...]]
+
 LINES = 64
 ENDED = 1024
 
@@ -17,8 +22,8 @@ class Diary:
     """The last `LINES` decisions about each live request and about the last `ENDED` that ended."""
 
     def __init__(self) -> None:
-        self._live: dict[str, deque[Decision]] = {}
-        self._ended: OrderedDict[str, tuple[Request, deque[Decision]]] = OrderedDict()
+        self._live: dict[str, deque[Line]] = {}
+        self._ended: OrderedDict[str, tuple[tuple[Any, ...], deque[Line]]] = OrderedDict()
 
     def fold(self, event: Decision) -> None:
         """Remember `event`; it is put into words only when somebody asks."""
@@ -26,38 +31,71 @@ class Diary:
         lines = self._live.get(r.id)
         if lines is None:
             lines = self._live[r.id] = deque(maxlen=LINES)
-        lines.append(event)
+        lines.append((event.now, type(event), event[2:]))
         if isinstance(event, Finished | Rejected):
-            self._ended[r.id] = (r, self._live.pop(r.id))
+            self._ended[r.id] = (_facts(r), self._live.pop(r.id))
             if len(self._ended) > ENDED:
                 self._ended.popitem(last=False)
 
-    def lines(self, request_id: str) -> list[dict[str, Any]]:
-        """The diary of a request, oldest first; empty if it is not known."""
-        if request_id in self._live:
-            lines = self._live[request_id]
+    def tell(self, request_id: str, live: Request | None) -> dict[str, Any] | None:
+        """What is known of a request and every decision about it, oldest first; None if it is not known."""
+        if live is not None:
+            facts, lines = _facts(live), self._live[request_id]
         elif request_id in self._ended:
-            lines = self._ended[request_id][1]
+            facts, lines = self._ended[request_id]
         else:
-            return []
-        return [{"time": event.now, **_line(event)} for event in lines]
-
-    def ended(self, request_id: str) -> Request | None:
-        """A request that ended not too long ago."""
-        return self._ended[request_id][0] if request_id in self._ended else None
+            return None
+        told = dict(zip(_FACTS, facts, strict=True))
+        told["decisions"] = [{"time": now, **_words(kind, rest)} for now, kind, rest in lines]
+        return told
 
 
-def _line(event: Decision) -> dict[str, Any]:
-    match event:
-        case Arrived():
-            return {"event": "arrived"}
-        case Rejected(reason=rejection, message=message):
-            return {"event": "rejected", "reason": rejection.value, "message": message}
-        case Admitted(step=step, cached=cached):
-            return {"event": "admitted", "step": step, "cached_tokens": cached}
-        case Restored(step=step, cached=cached, recompute=recompute):
-            return {"event": "restored", "step": step, "cached_tokens": cached, "recomputed_tokens": recompute}
-        case Preempted(step=step, mode=mode, reason=reason):
-            return {"event": "preempted", "step": step, "mode": mode, "reason": reason}
-        case Finished(reason=ended, missed=missed):
-            return {"event": "finished", "reason": ended.value, "missed": list(missed)}
+_FACTS = (
+    "request_id",
+    "status",
+    "class",
+    "tenant",
+    "priority",
+    "tier",
+    "score",
+    "prompt_tokens",
+    "computed_tokens",
+    "output_tokens",
+    "max_tokens",
+    "cached_tokens",
+    "preemptions",
+)
+
+
+def _facts(r: Request) -> tuple[Any, ...]:
+    key = r.key
+    return (
+        r.id,
+        r.status.value,
+        r.slo_class,
+        r.tenant,
+        r.priority,
+        None if key is None else key.tier,
+        None if key is None else key.score,
+        r.prompt_tokens,
+        r.computed,
+        r.emitted,
+        r.target or r.max_tokens,
+        r.cached_tokens,
+        r.preemptions,
+    )
+
+
+def _words(kind: type[Decision], rest: tuple[Any, ...]) -> dict[str, Any]:
+    if kind is Arrived:
+        return {"event": "arrived"}
+    if kind is Rejected:
+        return {"event": "rejected", "reason": rest[0].value, "message": rest[1]}
+    if kind is Finished:
+        return {"event": "finished", "reason": rest[0].value, "missed": list(rest[2])}
+    names = {
+        Admitted: ("step", "cached_tokens"),
+        Restored: ("step", "cached_tokens", "recomputed_tokens"),
+        Preempted: ("step", "mode", "reason"),
+    }[kind]
+    return {"event": kind.__name__.lower(), **dict(zip(names, rest, strict=True))}

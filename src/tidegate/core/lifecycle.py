@@ -92,11 +92,11 @@ class Lifecycle:
             assert r.preempted_at is not None
             r.preempted_wait += now - r.preempted_at
             r.preempted_at = None
-            self._tell(Restored(now, step, r, cached, recompute))
+            self._tell(Restored(now, r, step, cached, recompute))
         else:
             r.admitted_at = now
             r.cached_tokens = cached
-            self._tell(Admitted(now, step, r, cached))
+            self._tell(Admitted(now, r, step, cached))
 
     def preempt(self, r: Request, mode: str, reason: str, step: int, now: float) -> None:
         """`r` gives its seat and blocks back and waits to be computed again."""
@@ -106,7 +106,7 @@ class Lifecycle:
         r.preemptions += 1
         r.preempted_at = now
         self._queue.add(r)
-        self._tell(Preempted(now, step, r, mode, reason))
+        self._tell(Preempted(now, r, step, mode, reason))
 
     def stall(self, r: Request) -> None:
         """`r` keeps its seat and skips steps until there is a block for it."""

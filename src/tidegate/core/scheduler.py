@@ -157,26 +157,13 @@ class Scheduler:
 
         Plain data, ready for JSON. Ended requests are remembered for a while.
         """
-        diary = self._lifecycle.diary
-        r = self._lifecycle.requests.get(request_id) or diary.ended(request_id)
-        if r is None:
+        r = self._lifecycle.requests.get(request_id)
+        told = self._lifecycle.diary.tell(request_id, r)
+        if told is None:
             return None
-        told: dict[str, Any] = {
-            "request_id": r.id,
-            "status": r.status.value,
-            "class": r.slo_class,
-            "tenant": r.tenant,
-            "priority": r.priority,
-            "policy": self.policy.name,
-            "key": None if r.key is None else {"tier": r.key.tier, "score": r.key.score},
-            "prompt_tokens": r.prompt_tokens,
-            "computed_tokens": r.computed,
-            "output_tokens": r.emitted,
-            "max_tokens": r.target or r.max_tokens,
-            "cached_tokens": r.cached_tokens,
-            "preemptions": r.preemptions,
-            "decisions": diary.lines(request_id),
-        }
+        told["policy"] = self.policy.name
+        if r is None:
+            return told
         if r in self.waiting:
             told["waiting"] = self._why_waiting(r)
         elif r.status is Status.PARKED:
