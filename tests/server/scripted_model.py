@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from jinja2 import Template
+from llguidance import LLMatcher
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tidegate.core.plan import Join, StepPlan, StepResult
 from tidegate.engine.output import OutputState
 from tidegate.engine.sampling import TokenLogprobs
+from tidegate.errors import InputError
 from tidegate.executors.scripted import Script, ScriptedExecutor
 
 CORPUS = [
@@ -115,6 +118,11 @@ class ScriptedModel:
 
     def submit(self, plan: StepPlan) -> Future[StepResult]:
         return self._thread.submit(self._step, plan)
+
+    def check_schema(self, schema: Mapping[str, object]) -> None:
+        fault = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
+        if fault:
+            raise InputError(f"the JSON schema cannot be used: {fault}")
 
     def close(self) -> None:
         self.gate.set()

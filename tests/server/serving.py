@@ -20,7 +20,6 @@ from tidegate.observe.metrics import Metrics
 from tidegate.server.app import create_app
 from tidegate.server.run import bind, url_of
 from tidegate.server.service import Service
-from tidegate.server.text import Vocabulary
 
 
 @dataclass
@@ -45,8 +44,7 @@ def assemble(model: Any, raw: Mapping[str, Any], depth: int = 2) -> tuple[Any, E
     scheduler = Scheduler(config.build_policy(), limits)
     metrics = Metrics(list(config.classes))
     engine = Engine(scheduler, model, depth=depth, observers=[metrics])
-    vocabulary = Vocabulary(model.tokenizer, model.vocab_size, limits.max_model_len or model.max_model_len)
-    service = Service(engine, vocabulary, model.model_name, model.eos_token_ids)
+    service = Service(engine, model)
     return create_app(service, metrics, config), engine, scheduler
 
 

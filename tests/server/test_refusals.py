@@ -79,6 +79,7 @@ BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
     "n of a truth value": ({"prompt": "x", "n": True}, "n"),
     "max_tokens of 0": ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
     "max_tokens that cannot be": ({"prompt": "x", "max_tokens": 512}, "max_tokens"),
+    "min_tokens over max_tokens": ({"prompt": "x", "min_tokens": 9, "max_tokens": 8}, "min_tokens"),
     "too many sequences": ({"prompt": ["x"] * 100, "n": 2}, "n"),
     "too many logprobs": ({"prompt": "x", "logprobs": 21}, "logprobs"),
     "an empty stop string": ({"prompt": "x", "stop": ""}, "stop"),

@@ -79,20 +79,18 @@ def _serve(config: Config) -> None:
     from tidegate.server.app import create_app
     from tidegate.server.run import bind, run
     from tidegate.server.service import Service
-    from tidegate.server.text import Vocabulary
     from tidegate.server.warmup import warm_up
 
     with bind(config.server.host, config.server.port) as sock:
         executor = _executor(config)
         limits = config.limits(executor.num_blocks, executor.max_model_len)
         engine = Engine(Scheduler(config.build_policy(), limits), executor, depth=config.scheduler.pipeline_depth)
-        vocabulary = Vocabulary(executor.tokenizer, executor.vocab_size, executor.max_model_len)
-        service = Service(engine, vocabulary, executor.model_name, executor.eos_token_ids)
+        service = Service(engine, executor)
         metrics = Metrics(list(config.classes))
         engine.start()
         sys.setswitchinterval(_SWITCH_SECONDS)
         try:
-            asyncio.run(warm_up(engine, vocabulary))
+            asyncio.run(warm_up(engine, service.vocabulary))
         except BaseException:
             engine.stop()
             raise

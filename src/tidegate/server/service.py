@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from tidegate.server.schema import (
     JsonSchemaFormat,
 )
 from tidegate.server.shapes import Shape, usage
-from tidegate.server.text import Vocabulary
+from tidegate.server.text import ServedModel, Vocabulary
 
 _MAX_SEQUENCES = 128
 
@@ -89,11 +89,11 @@ class Answering:
 class Service:
     """Opens requests in one engine with one model."""
 
-    def __init__(self, engine: Engine, vocabulary: Vocabulary, model: str, eos_token_ids: Iterable[int]) -> None:
+    def __init__(self, engine: Engine, model: ServedModel) -> None:
         self.engine = engine
-        self.vocabulary = vocabulary
-        self.model = model
-        self._eos = tuple(eos_token_ids)
+        self.vocabulary = Vocabulary(model)
+        self.model = model.model_name
+        self._eos = tuple(model.eos_token_ids)
 
     async def complete(self, body: CompletionRequest, claim: Claim, arrival: float) -> tuple[str, Stream]:
         prompts = await self.vocabulary.of_prompt(body)
@@ -126,12 +126,7 @@ class Service:
         claim: Claim,
         arrival: float,
     ) -> tuple[str, Stream]:
-        if len(prompts) * body.n > _MAX_SEQUENCES:
-            raise ApiError(
-                400, f"{len(prompts)} prompts times n={body.n} is more than {_MAX_SEQUENCES} sequences", param="n"
-            )
-        for prompt in prompts:
-            self._check_length(len(prompt), max_tokens)
+        self._check_size(body, prompts, max_tokens)
         schema = await self._schema(body)
         id = f"{kind}-{uuid.uuid4().hex}"
         requests = []
@@ -159,9 +154,23 @@ class Service:
             fault.headers["x-request-id"] = id
             raise fault from refusal
 
-    def _check_length(self, prompt: int, max_tokens: int | None) -> None:
+    def _check_size(self, body: Generation, prompts: list[list[int]], max_tokens: int | None) -> None:
+        sequences = len(prompts) * body.n
+        if sequences > _MAX_SEQUENCES:
+            raise ApiError(
+                400, f"{len(prompts)} prompts times n={body.n} is more than {_MAX_SEQUENCES} sequences", param="n"
+            )
+        if max_tokens is None:
+            return
+        if body.min_tokens > max_tokens:
+            what = f"min_tokens {body.min_tokens} is more than max_tokens {max_tokens}"
+            raise ApiError(400, what, param="min_tokens")
+        for prompt in prompts:
+            self._check_length(len(prompt), max_tokens)
+
+    def _check_length(self, prompt: int, max_tokens: int) -> None:
         limit = self.vocabulary.max_model_len
-        if max_tokens is not None and prompt + max_tokens > limit:
+        if prompt + max_tokens > limit:
             raise ApiError(
                 400,
                 f"the prompt has {prompt} tokens and max_tokens is {max_tokens}: {prompt + max_tokens} together, and "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
@@ -11,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 from tokenizers import Tokenizer
 
 from tidegate.engine.detokenize import TokenTable
+from tidegate.errors import InputError
 from tidegate.server.faults import ApiError
 from tidegate.server.schema import ChatRequest, CompletionRequest, Message
 
@@ -29,15 +29,32 @@ class ChatTokenizer(Protocol):
     def apply_chat_template(self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool) -> Any: ...
 
 
-class Vocabulary:
-    """The tokenizer of one model, with the model's limits (tokens)."""
+class ServedModel(Protocol):
+    """What the server needs of an executor beside its steps. Sizes are tokens.
 
-    def __init__(self, tokenizer: ChatTokenizer, vocab_size: int, max_model_len: int) -> None:
-        self.backend = tokenizer.backend_tokenizer
+    `check_schema` raises InputError for a JSON schema that cannot constrain an output.
+    """
+
+    model_name: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: Any
+
+    @property
+    def tokenizer(self) -> Any: ...
+    def check_schema(self, schema: Mapping[str, object]) -> None: ...
+
+
+class Vocabulary:
+    """The tokenizer of one model, and what its vocabulary and length allow."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._tokenizer: ChatTokenizer = model.tokenizer
+        self.backend = self._tokenizer.backend_tokenizer
         self.table = TokenTable(self.backend)
-        self.vocab_size = vocab_size
-        self.max_model_len = max_model_len
-        self._tokenizer = tokenizer
+        self.vocab_size = model.vocab_size
+        self.max_model_len = model.max_model_len
+        self._check_schema = model.check_schema
         self._longest = max(map(len, self.backend.get_vocab()), default=1)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tidegate-tokenizer")
 
@@ -56,8 +73,11 @@ class Vocabulary:
         return self._checked(await self._encode(text, special=False), "messages")
 
     async def check_schema(self, schema: Mapping[str, Any]) -> None:
-        """400 for a JSON schema that no grammar can be made of."""
-        await self._aside(_INLINE_CHARACTERS, lambda: _check_grammar(schema))
+        """400 for a JSON schema that cannot constrain an output."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._check_schema, schema)
+        except InputError as error:
+            raise ApiError(400, str(error), param="response_format") from None
 
     def check_ids(self, ids: Sequence[int], param: str) -> None:
         """400 for a token id outside the model's vocabulary."""
@@ -115,14 +135,3 @@ def _too_long(tokens: str, limit: int, param: str) -> ApiError:
         param=param,
         code="context_length_exceeded",
     )
-
-
-def _check_grammar(schema: Mapping[str, Any]) -> None:
-    from llguidance import LLMatcher
-
-    try:
-        fault = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
-    except ValueError as error:
-        fault = str(error)
-    if fault:
-        raise ApiError(400, f"no grammar can be made of this schema: {fault}", param="response_format")
