@@ -91,48 +91,55 @@ def paged_attention(
     window, cap = sliding_window or 0, softcap or 0.0
     parts = []
     if decodes:
-        decode = _decode_numba if paged.numba else _decode_torch
-        parts.append(decode(rows[:decodes].contiguous(), keys, values, paged, scaling, window, cap))
+        decode = decode_numba if paged.numba else decode_torch
+        where = (paged.tables, paged.positions, paged.slots)
+        parts.append(decode(rows[:decodes].contiguous(), keys, values, *where, scaling, window, cap))
     for chunk in paged.chunks:
         parts.append(_attend_chunk(rows[chunk.row : chunk.row + chunk.length], keys, values, chunk, scaling, window, cap))
     out = parts[0] if len(parts) == 1 else torch.cat(parts)
     return out[None], None
 
 
-def _decode_numba(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, paged: StepBatch, scaling: float, window: int, softcap: float
+def decode_numba(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tables: np.ndarray,
+    positions: np.ndarray,
+    slots: np.ndarray,
+    scaling: float,
+    window: int,
+    softcap: float,
 ) -> torch.Tensor:
-    _, block_size, kv_heads, head_dim = keys.shape
+    """Decode attention by the CPU kernel: q `[S, heads, D]` -> `[S, heads, D]`; see `kernels.decode_kernel`."""
     bits16 = q.dtype == torch.bfloat16
-    kernel = decode_kernel(head_dim, q.shape[1] // kv_heads, block_size, bits16)
+    kernel = decode_kernel(q.shape[2], bits16)
     out = torch.empty(q.shape, dtype=torch.float32)
     if bits16:
         q, keys, values = (x.view(torch.uint16) for x in (q, keys, values))
-    kernel(
-        out.numpy(),
-        q.numpy(),
-        keys.numpy(),
-        values.numpy(),
-        paged.tables,
-        paged.positions,
-        paged.slots,
-        np.float32(scaling),
-        window,
-        np.float32(softcap),
-    )
+    arrays = (out.numpy(), q.numpy(), keys.numpy(), values.numpy(), tables, positions, slots)
+    kernel(*arrays, np.float32(scaling), window, np.float32(softcap))
     return out.to(torch.bfloat16) if bits16 else out
 
 
-def _decode_torch(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, paged: StepBatch, scaling: float, window: int, softcap: float
+def decode_torch(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tables: np.ndarray,
+    positions: np.ndarray,
+    slots: np.ndarray,
+    scaling: float,
+    window: int,
+    softcap: float,
 ) -> torch.Tensor:
-    """The same for any device: gathers every context, padded to the longest, and masks."""
+    """The same on any device: gathers every context, padded to the longest, and masks."""
     block_size = keys.shape[1]
-    last = torch.from_numpy(paged.positions[paged.slots]).to(q.device)
-    width = int(paged.positions[paged.slots].max()) // block_size + 1
-    tables = torch.from_numpy(paged.tables[paged.slots, :width]).to(q.device).long()
-    k = keys[tables].flatten(1, 2).transpose(1, 2)
-    v = values[tables].flatten(1, 2).transpose(1, 2)
+    last = torch.from_numpy(positions[slots]).to(q.device)
+    width = int(positions[slots].max()) // block_size + 1
+    blocks = torch.from_numpy(tables[slots, :width]).to(q.device).long()
+    k = keys[blocks].flatten(1, 2).transpose(1, 2)
+    v = values[blocks].flatten(1, 2).transpose(1, 2)
     at = torch.arange(k.shape[2], device=q.device)
     mask = at <= last[:, None]
     if window:

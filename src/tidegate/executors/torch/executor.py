@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import numpy as np
 import torch
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from tidegate.core.plan import StepPlan, StepResult
 from tidegate.errors import ConfigError
+from tidegate.executors.torch import attention
+from tidegate.executors.torch.grammar import GrammarCompiler
 from tidegate.executors.torch.hardware import available_cores
 from tidegate.executors.torch.kvcache import KvShape, PagedKv
 from tidegate.executors.torch.model import LoadedModel
@@ -55,8 +59,11 @@ class TorchExecutor:
         numba = numba_attention and loaded.device.type == "cpu" and loaded.dtype in NUMBA_DTYPES
         kv = PagedKv(shape, self.num_blocks, loaded.device)
         self._slots = Slots(max_num_seqs, -(-self.max_model_len // block_size), kv, loaded.device, numba)
-        self._sampler = Sampler(loaded, max_num_seqs)
+        self._grammars = GrammarCompiler(loaded.tokenizer, loaded.vocab_size)
+        self._sampler = Sampler(self._grammars, loaded.vocab_size, loaded.eos_token_ids, max_num_seqs, loaded.device)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="tidegate-step", initializer=self._start_worker)
+        if numba:
+            self._worker.submit(self._compile_kernel).result()
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -64,6 +71,10 @@ class TorchExecutor:
         if self._loaded.tokenizer is None:
             raise ConfigError(f"the model {self.model_name} has no tokenizer")
         return self._loaded.tokenizer
+
+    def check_schema(self, schema: Mapping[str, object]) -> None:
+        """Raise InputError unless `schema` can constrain an output. May be called from any thread."""
+        self._grammars.check(schema)
 
     def submit(self, plan: StepPlan) -> Future[StepResult]:
         """Queue a non-empty plan; see `engine.executor.Executor`."""
@@ -80,6 +91,14 @@ class TorchExecutor:
         torch.set_num_threads(self.threads)
         numba.set_num_threads(min(self.threads, numba.config.NUMBA_NUM_THREADS))
 
+    def _compile_kernel(self) -> None:
+        """Compile the decode kernel now rather than within somebody's first token."""
+        loaded = self._loaded
+        heads = loaded.model.config.num_attention_heads
+        q = torch.zeros((1, heads, loaded.head_dim), dtype=loaded.dtype)
+        keys, values = self._slots.kv.layer(0)
+        attention.decode_numba(q, keys, values, self._slots.tables, self._slots.positions, np.zeros(1, np.int64), 1.0, 0, 0.0)
+
     @torch.inference_mode()
     def _step(self, plan: StepPlan) -> StepResult:
         self._apply_deltas(plan)
@@ -93,7 +112,7 @@ class TorchExecutor:
         )
         self._slots.advance(plan)
         sampled = self._sampler.sample(output.logits[0], packed.emit_slots)
-        self._slots.last_token[torch.from_numpy(packed.emit_slots)] = sampled.tokens
+        self._slots.last_token[packed.emit_index] = sampled.tokens
         return StepResult(sampled.tokens.tolist(), sampled.finished, sampled.details)
 
     def _apply_deltas(self, plan: StepPlan) -> None:

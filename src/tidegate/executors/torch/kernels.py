@@ -73,11 +73,11 @@ def _softmax(row, softcap):  # type: ignore[no-untyped-def]
 
 
 @lru_cache(maxsize=None)
-def decode_kernel(head_dim: int, group: int, block_size: int, bits16: bool) -> Callable[..., None]:
-    """The kernel for one model shape, compiled at its first call.
+def decode_kernel(head_dim: int, bits16: bool) -> Callable[..., None]:
+    """The kernel for one head size and KV format, compiled at its first call (some seconds).
 
     Called as `kernel(out, q, keys, values, tables, positions, slots, scaling, window, softcap)` with
-    out, q:       `[S, kv_heads * group, head_dim]`, float32 (out) and the KV dtype (q)
+    out, q:       `[S, heads, head_dim]`, float32 (out) and the KV dtype (q)
     keys, values: `[blocks, block_size, kv_heads, head_dim]` of one layer, the new token already written
     tables:       `[slots, width]` int32 block ids; positions: `[slots]` int64, KV position of the new token
     slots:        `[S]` int64
@@ -85,41 +85,42 @@ def decode_kernel(head_dim: int, group: int, block_size: int, bits16: bool) -> C
     """
     dot, add_weighted = primitives(head_dim, bits16)
     load = _widen if bits16 else _same
-    D, G, B = head_dim, group, block_size
     item = 2 if bits16 else 4
+    row_bytes, float_bytes = head_dim * item, head_dim * 4
 
     @njit(fastmath=True, nogil=True, error_model="numpy")
     def attend(out, q, keys, values, table, start, end, first, heads, scaling, softcap):  # type: ignore[no-untyped-def]
-        """Heads `first .. first+heads` of one sequence over KV positions `start .. end`."""
-        rows, n = heads * G, end - start
-        query, acc = np.empty((rows, D), np.float32), np.zeros((rows, D), np.float32)
+        """KV heads `first .. first+heads` of one sequence over KV positions `start .. end`."""
+        size, group, n = keys.shape[1], q.shape[0] // keys.shape[2], end - start
+        rows, stride = heads * group, keys.shape[2] * row_bytes
+        query, acc = np.empty((rows, head_dim), np.float32), np.zeros((rows, head_dim), np.float32)
         scores = np.empty((rows, n), np.float32)
         for r in range(rows):
-            for d in range(D):
-                query[r, d] = load(q[first * G + r, d]) * scaling
-        query_at, acc_at = np.int64(query.ctypes.data), np.int64(acc.ctypes.data)
-        scores_at = np.int64(scores.ctypes.data)
-        stride = keys.shape[2] * D * item
-        keys_at = np.int64(keys.ctypes.data) + first * D * item
-        values_at = np.int64(values.ctypes.data) + first * D * item
-        for b in range(start // B, (end - 1) // B + 1):
-            low, high = max(b * B, start), min(b * B + B, end)
-            at = keys_at + (np.int64(table[b]) * B + low - b * B) * stride
+            for d in range(head_dim):
+                query[r, d] = load(q[first * group + r, d]) * scaling
+        query_at, acc_at, scores_at = np.int64(query.ctypes.data), np.int64(acc.ctypes.data), np.int64(scores.ctypes.data)
+        keys_at = np.int64(keys.ctypes.data) + first * row_bytes
+        values_at = np.int64(values.ctypes.data) + first * row_bytes
+        for b in range(start // size, (end - 1) // size + 1):
+            low, high = max(b * size, start), min(b * size + size, end)
+            at = keys_at + (np.int64(table[b]) * size + low - b * size) * stride
             for i in range(low - start, high - start):
-                for r in range(rows):
-                    scores[r, i] = dot(query_at + r * D * 4, at + r // G * D * item)
+                for h in range(heads):
+                    for r in range(h * group, (h + 1) * group):
+                        scores[r, i] = dot(query_at + r * float_bytes, at + h * row_bytes)
                 at += stride
         for r in range(rows):
             _softmax(scores[r], softcap)
-        for b in range(start // B, (end - 1) // B + 1):
-            low, high = max(b * B, start), min(b * B + B, end)
-            at = values_at + (np.int64(table[b]) * B + low - b * B) * stride
-            for r in range(rows):
-                weights = scores_at + (r * n + low - start) * 4
-                add_weighted(acc_at + r * D * 4, weights, at + r // G * D * item, stride, high - low)
+        for b in range(start // size, (end - 1) // size + 1):
+            low, high = max(b * size, start), min(b * size + size, end)
+            at = values_at + (np.int64(table[b]) * size + low - b * size) * stride
+            for h in range(heads):
+                for r in range(h * group, (h + 1) * group):
+                    weights = scores_at + (r * n + low - start) * 4
+                    add_weighted(acc_at + r * float_bytes, weights, at + h * row_bytes, stride, high - low)
         for r in range(rows):
-            for d in range(D):
-                out[first * G + r, d] = acc[r, d]
+            for d in range(head_dim):
+                out[first * group + r, d] = acc[r, d]
 
     @njit(parallel=True, fastmath=True, nogil=True, error_model="numpy")
     def kernel(out, q, keys, values, tables, positions, slots, scaling, window, softcap):  # type: ignore[no-untyped-def]

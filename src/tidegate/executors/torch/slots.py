@@ -22,13 +22,14 @@ class PackedStep:
     """The model's input: decodes first, then chunks.
 
     input_ids, position_ids: `[1, T]`; logit_rows: `[E]` rows to take logits of, in the order of
-    `StepPlan.emitting()`; emit_slots: `[E]` their slots.
+    `StepPlan.emitting()`; emit_slots: `[E]` their slots, emit_index the same on the device.
     """
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
     logit_rows: torch.Tensor
     emit_slots: np.ndarray
+    emit_index: torch.Tensor
     batch: StepBatch
 
 
@@ -123,7 +124,8 @@ class Slots:
             numba=self.numba,
         )
         position_ids = torch.from_numpy(positions)[None].to(self.device)
-        return PackedStep(ids[None], position_ids, logit_rows, emit_slots, batch)
+        emit_index = self._slots_on_device if emit_slots is slots else torch.from_numpy(emit_slots).to(self.device)
+        return PackedStep(ids[None], position_ids, logit_rows, emit_slots, emit_index, batch)
 
     def _kv_rows(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Flat KV position that each (slot, position) pair writes."""
