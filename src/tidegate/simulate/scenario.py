@@ -200,7 +200,7 @@ def _check_keys(raw: Mapping[str, Any], known: Sequence[str], what: str) -> None
 
 
 def _families(raw: Sequence[Any]) -> list[Mapping[str, Any]]:
-    families = []
+    families: list[Mapping[str, Any]] = []
     seen: set[str] = set()
     for family in raw:
         if not isinstance(family, dict) or "id" not in family:

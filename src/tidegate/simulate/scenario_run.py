@@ -7,16 +7,18 @@ requests with `t == n` arrive, a step is planned, executed and applied, and requ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from tidegate.core.events import Admitted, Arrived, Emitted, Event, Finished, Preempted, Rejected, Restored
 from tidegate.core.limits import Limits
 from tidegate.core.plan import StepPlan
 from tidegate.core.policy import Policy, PolicyContext
 from tidegate.core.predict import HistoryPredictor, OraclePredictor, Predictor, StepTime
-from tidegate.core.presets import DEFAULT_POLICY, PRESETS, build_policy
+from tidegate.core.presets import DEFAULT_POLICY, PRESETS, Composition, build_policy
 from tidegate.core.request import Request
 from tidegate.core.scheduler import Scheduler
 from tidegate.errors import InputError, RequestRefused
@@ -135,10 +137,24 @@ def _policy(config: ScenarioConfig, policy: str | Policy | None) -> Policy:
         name = policy or config.policy or DEFAULT_POLICY
         if name not in PRESETS:
             raise InputError(f"unknown policy {name!r}; {nearest(name, tuple(PRESETS))}")
+        _check_params(name, config.params)
         policy = build_policy(name, config.params)
     if not config.mixed_batches:
         policy = replace(policy, features=replace(policy.features, mixed_batches=False))
     return policy
+
+
+def _check_params(policy: str, params: Mapping[str, Any]) -> None:
+    """Every parameter is one that policies have, and of its type."""
+    hints = get_type_hints(Composition)
+    for name, value in params.items():
+        if name not in hints:
+            raise InputError(f"policy {policy} has no parameter {name!r}; {nearest(name, tuple(hints))}")
+        try:
+            TypeAdapter(hints[name], config=ConfigDict(strict=True)).validate_python(value)
+        except ValidationError as error:
+            wanted = error.errors()[0]["msg"].removeprefix("Input should be ")
+            raise InputError(f"cfg.params.{name} is {wanted}, not {value!r}") from None
 
 
 def _limits(config: ScenarioConfig, policy: str) -> Limits:
