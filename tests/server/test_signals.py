@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tidegate.errors import InputError
-from tidegate.server.run import bind, url_of
+from tidegate.server.run import bind, is_exposed, url_of
 
 ROOT = Path(__file__).parents[2]
 BODY = {"prompt": "x", "max_tokens": 100, "stream": True}
@@ -89,3 +89,20 @@ def test_a_port_that_is_taken_is_told_in_a_sentence() -> None:
 def test_an_address_of_somebody_else_is_told_in_a_sentence() -> None:
     with pytest.raises(InputError, match=r"cannot listen on 192\.0\.2\.1"):
         bind("192.0.2.1", 0)
+
+
+def test_only_a_loopback_address_is_not_exposed() -> None:
+    for host, exposed in (("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)):
+        with bind(host, 0) as sock:
+            assert is_exposed(sock) is exposed
+
+
+def test_the_command_ends_with_2_and_one_line_before_it_loads_anything() -> None:
+    with bind("127.0.0.1", 0) as sock:
+        sock.listen()
+        command = [sys.executable, "-m", "tidegate", "serve", "--port", str(sock.getsockname()[1])]
+        paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
+        ended = subprocess.run(command, cwd=ROOT, env=os.environ | paths, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.count("\n") == 1
+    assert "is taken" in ended.stderr

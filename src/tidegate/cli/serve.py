@@ -60,16 +60,14 @@ def serve(
 
 
 def _need_extras() -> None:
+    """Say which part is missing before anything is fetched or loaded."""
+    from importlib.util import find_spec
+
     from tidegate.errors import MissingExtra
 
-    try:
-        import fastapi  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import torch  # noqa: F401
-        import transformers  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise MissingExtra(f"serving needs {error.name}: pip install 'tidegate[serve]'") from error
+    for package in ("fastapi", "uvicorn", "prometheus_client", "torch", "transformers", "tokenizers"):
+        if find_spec(package) is None:
+            raise MissingExtra(f"serving needs {package}: pip install 'tidegate[serve]'")
 
 
 def _serve(config: Config) -> None:
@@ -123,16 +121,14 @@ def _executor(config: Config) -> TorchExecutor:
 
 
 def _say_ready(config: Config, executor: TorchExecutor, sock: socket.socket) -> None:
-    """The one line that says where, and how to try it."""
-    from tidegate.server.run import url_of
+    """Where it is, and how to try it."""
+    from tidegate.server.run import is_exposed, url_of
 
     url = url_of(sock)
-    if not config.server.api_keys and not sock.getsockname()[0].startswith("127.") and sock.getsockname()[0] != "::1":
+    if is_exposed(sock) and not config.server.api_keys:
         typer.echo("warning: anybody who reaches this address may use the model; set server.api_keys", err=True)
-    typer.echo(
-        f"{executor.model_name} is ready at {url}  "
-        f"({executor.threads} threads, {executor.num_blocks * executor.block_size} KV tokens, "
-        f"policy {config.scheduler.policy}; Ctrl-C drains and stops)\n"
-        f"""try: curl {url}/v1/chat/completions -H 'Content-Type: application/json' """
-        f"""-d '{{"messages": [{{"role": "user", "content": "Why do tides come twice a day?"}}]}}'"""
-    )
+    body = '{"messages": [{"role": "user", "content": "Why do tides come twice a day?"}]}'
+    kv_tokens = executor.num_blocks * executor.block_size
+    how = f"{executor.threads} threads, {kv_tokens} KV tokens, policy {config.scheduler.policy}"
+    typer.echo(f"{executor.model_name} is ready at {url} ({how}; Ctrl-C drains and stops)")
+    typer.echo(f"try: curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -48,6 +49,11 @@ def url_of(sock: socket.socket) -> str:
     """Where a bound socket is reached."""
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if sock.family is socket.AF_INET6 else f"http://{host}:{port}"
+
+
+def is_exposed(sock: socket.socket) -> bool:
+    """Whether others than this machine can reach a bound socket."""
+    return not ipaddress.ip_address(sock.getsockname()[0]).is_loopback
 
 
 class _Server(uvicorn.Server):
