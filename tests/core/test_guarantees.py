@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -77,7 +78,7 @@ def invariants(run: Run, lim: Limits, requests: list[Request]) -> None:
     for plan in run.plans:
         assert plan.num_tokens <= lim.max_num_batched_tokens
         assert plan.held_back_by is None or plan.held_back_by in REASONS or not plan
-        assert not set(j.request_id for j in plan.joined) & {p.request_id for p in plan.preempted}
+        assert not {j.request_id for j in plan.joined} & {p.request_id for p in plan.preempted}
     for r in requests:
         received = run.received.get(r.id, [])
         assert received == list(range(len(received))), "tokens come once and in order"
@@ -95,7 +96,7 @@ def invariants(run: Run, lim: Limits, requests: list[Request]) -> None:
             assert r.token_ids is not None
             assert r.token_ids[r.prompt_tokens :] == received
             times = run.token_times[r.id]
-            gaps = [b - a for a, b in zip(times, times[1:], strict=False)]
+            gaps = [b - a for a, b in itertools.pairwise(times)]
             assert end.timing.max_gap == max(gaps, default=None)
             assert end.timing.ttft == times[0] - r.arrival
 

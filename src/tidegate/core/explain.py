@@ -15,7 +15,7 @@ Decision: TypeAlias = Admitted | Arrived | Finished | Preempted | Rejected | Res
 Line: TypeAlias = tuple[float, type[Decision], tuple[Any, ...]]
 
 LINES = 64
-ENDED = 1024
+ENDED = 512
 
 
 class Diary:
