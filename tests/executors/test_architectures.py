@@ -17,14 +17,17 @@ from tidegate.executors.torch.model import ARCHITECTURES, check_architecture
 
 LAYERS = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
 
+SPREAD = {"tie_word_embeddings": False, "final_logit_softcapping": None}
+"""Keeps random logits apart, so that a wrong window or soft-cap shows in the tokens."""
+
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "llama": [{}, {"attention_bias": True, "mlp_bias": True}],
     "qwen2": [{}, {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2}],
     "qwen3": [{}],
     "qwen3_moe": [{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}],
     "mistral": [{"sliding_window": None}, {"sliding_window": 9}],
-    "gemma2": [{"sliding_window": 9, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 3.0}],
-    "gemma3_text": [{"sliding_window": 9, "query_pre_attn_scalar": 16, "layer_types": LAYERS}],
+    "gemma2": [{"sliding_window": 9, "query_pre_attn_scalar": 2, "attn_logit_softcapping": 3.0, **SPREAD}],
+    "gemma3_text": [{"sliding_window": 9, "query_pre_attn_scalar": 2, "layer_types": LAYERS, **SPREAD}],
     "phi3": [{"sliding_window": None}, {"sliding_window": 9}],
     "olmo2": [{}],
     "granite": [{"attention_multiplier": 0.3, "logits_scaling": 2.0}],
