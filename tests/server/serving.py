@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,6 +61,9 @@ def serving(model: Any, raw: Mapping[str, Any] | None = None, depth: int = 2) ->
     engine.start()
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])), name="server")
     thread.start()
+    while not server.started:
+        assert thread.is_alive(), "the server did not start"
+        time.sleep(0.005)
     try:
         # No certificates: loading them is most of what a request in a test would cost.
         with httpx.Client(base_url=url_of(sock), verify=False, timeout=60) as http:  # noqa: S501 - no TLS at all

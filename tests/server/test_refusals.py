@@ -236,3 +236,9 @@ def test_errors_inside_json_keep_their_place(served: Served) -> None:
     answer = served.http.post(COMPLETIONS, content=b'{"prompt": }', headers={"content-type": "application/json"})
     assert "character 11" in fault(answer, 400)["message"]
     assert json.loads(answer.content)["error"]["type"] == "invalid_request_error"
+
+
+def test_json_that_calls_itself_something_else_is_told_how_to_call_itself(served: Served) -> None:
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    answer = served.http.post(COMPLETIONS, content=b'{"prompt": "x"}', headers=headers)
+    assert "Content-Type: application/json" in fault(answer, 400)["message"]

@@ -76,6 +76,8 @@ def _invalid(error: RequestValidationError) -> ApiError:
 
     Where several forms are allowed each of them complains; the form that fits farthest was meant.
     """
+    if isinstance(error.body, bytes):
+        return ApiError(400, "the body was not read as JSON; send it with the header Content-Type: application/json")
     complaints = [(_path(e["loc"], error.body), e) for e in error.errors()]
     deepest = max(len(path) for path, _ in complaints)
     path, first = next(complaint for complaint in complaints if len(complaint[0]) == deepest)

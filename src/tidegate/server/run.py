@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from tidegate.engine.loop import Engine
 from tidegate.errors import InputError
 
+_KEEP_ALIVE_SECONDS = 60  # longer than clients pool a connection, so that none is closed under a request
 _LAST_WORDS_SECONDS = 2  # for streams that were ended with an error to reach their clients
 
 
@@ -105,6 +106,7 @@ def run(
         log_level="warning",
         access_log=False,
         lifespan="off",
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
         server_header=False,
     )
