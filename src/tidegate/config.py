@@ -173,14 +173,14 @@ class ModelConfig:
     """`[model]`.
 
     name:    a known name (`tidegate models`), a directory or GGUF file, or a hub id
-    dtype:   of weights and KV; "auto" takes the one that multiplies faster on this CPU
+    dtype:   of weights and KV; "auto" is bfloat16, on CPUs that multiply float32 faster float32
     threads: of the CPU kernels; absent takes the cores this process really has
     """
 
     __pydantic_config__ = SECTION
 
     name: Name = "smollm2-135m"
-    dtype: Literal["auto", "bfloat16", "float32"] = "bfloat16"
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     threads: Count | None = None
 
 
