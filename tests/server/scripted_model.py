@@ -142,11 +142,12 @@ class ScriptedModel:
             if (count := self._params[slot].params.logprobs) is not None:
                 top = tuple((t, -0.5 - t) for t in range(count))
                 result.details[index] = TokenLogprobs(-0.25, top)
-        # Ends are the output processor's to find: a real model does not know them.
-        return StepResult([max(0, t) for t in result.tokens], (), result.details)
+        return result
 
     def _scripted(self, join: Join) -> Join:
         assert isinstance(join.handle, OutputState)
         prompt = join.tokens[: len(join.tokens) - join.outputs]
         tokens = self._answer(prompt, join.handle.params.seed)
-        return join._replace(handle=Script(tokens, stops=True))
+        # Whoever ignores the end goes on from the beginning; a length ends everybody.
+        rounds = self.max_model_len // len(tokens) + 2
+        return join._replace(handle=Script(tokens * rounds))
