@@ -23,7 +23,13 @@ from tidegate.server.shapes import ChatAnswer, ChatShape, CompletionAnswer, Comp
 from tidegate.server.sse import ClientLeft, EventStream, while_connected
 
 _CLIENT_LEFT = 499  # nobody sees it but the access log
-_STREAM = {"text/event-stream": {"schema": {"type": "string", "description": "chunks, then data: [DONE]"}}}
+_EVENT = {
+    "type": "object",
+    "description": "One event: its data is a chunk as JSON, an error, or [DONE] at the end.",
+    "properties": {"data": {"type": "string"}},
+    "required": ["data"],
+}
+_STREAM = {"text/event-stream": {"schema": _EVENT}}
 _GENERATION_FAULTS = (400, 401, 403, 404, 413, 429, 500, 503)
 
 
