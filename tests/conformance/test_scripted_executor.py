@@ -2,7 +2,7 @@
 
 import pytest
 
-from tidegate.core.plan import Chunk, Growth, Join, StepPlan
+from tidegate.core.plan import Chunk, Join, StepPlan
 from tidegate.core.request import FinishReason
 from tidegate.errors import InputError
 from tidegate.executors.scripted import PAST_THE_STOP, PlanError, Script, ScriptedExecutor, StepFormula
@@ -75,7 +75,7 @@ BREACHES = {
     "twice in a step": ([PROMPT, {"decodes": [0, 0]}], "scheduled twice"),
     "nobody there": ([PROMPT, {"decodes": [1]}], "nobody joined it"),
     "left twice": ([PROMPT, {"decodes": [0], "left": [1]}], "nobody holds it"),
-    "grown into a held block": ([PROMPT, {"decodes": [0], "growth": [Growth(0, 1)]}], "held already"),
+    "grown into a held block": ([PROMPT, {"decodes": [0], "growth": [(0, 1)]}], "held already"),
     "wrong block for a prefix": (
         [PROMPT, {"joined": [_join(1, (1, 2, 3, 9, 5), (0, 2), cached=4)], "chunks": [Chunk(1, 4, 1, True)]}],
         "another prefix",

@@ -6,7 +6,7 @@ from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from tidegate.core.plan import Chunk, Growth, Join, StepPlan, StepResult
+from tidegate.core.plan import Chunk, Join, StepPlan, StepResult
 from tidegate.engine.executor import Executor
 from tidegate.engine.sampling import SamplingParams
 
@@ -82,7 +82,7 @@ class Driver:
             work.sampled += 1
             if work.planned > len(work.blocks) * self.executor.block_size:
                 work.blocks.append(self.free.pop())
-                growth.append(Growth(work.slot, work.blocks[-1]))
+                growth.append((work.slot, work.blocks[-1]))
         ended = []
         for slot, work in self.by_slot.items():
             length = min((chunks or {}).get(work.id, 0), len(work.tokens) - work.planned)

@@ -5,7 +5,7 @@ Nothing here keeps a request alive: of those that ended only plain facts remain.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from typing import Any, TypeAlias
 
 from tidegate.core.events import Admitted, Arrived, Finished, Preempted, Rejected, Restored
@@ -22,20 +22,23 @@ class Diary:
     """The last `LINES` decisions about each live request and about the last `ENDED` that ended."""
 
     def __init__(self) -> None:
-        self._live: dict[str, deque[Line]] = {}
-        self._ended: OrderedDict[str, tuple[tuple[Any, ...], deque[Line]]] = OrderedDict()
+        self._live: dict[str, list[Line]] = {}
+        self._ended: OrderedDict[str, tuple[tuple[Any, ...], list[Line]]] = OrderedDict()
 
     def fold(self, event: Decision) -> None:
         """Remember `event`; it is put into words only when somebody asks."""
         r = event.request
         lines = self._live.get(r.id)
         if lines is None:
-            lines = self._live[r.id] = deque(maxlen=LINES)
-        lines.append((event.now, type(event), event[2:]))
-        if isinstance(event, Finished | Rejected):
+            lines = self._live[r.id] = []
+        kind = type(event)
+        lines.append((event.now, kind, event[2:]))
+        if kind is Finished or kind is Rejected:
             self._ended[r.id] = (_facts(r), self._live.pop(r.id))
             if len(self._ended) > ENDED:
                 self._ended.popitem(last=False)
+        elif len(lines) > LINES:
+            del lines[0]
 
     def tell(self, request_id: str, live: Request | None) -> dict[str, Any] | None:
         """What is known of a request and every decision about it, oldest first; None if it is not known."""

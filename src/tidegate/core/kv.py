@@ -35,7 +35,9 @@ class KvCache:
         self.prefix_caching = prefix_caching
         self.index = PrefixIndex()
         self.epoch = 0  # grows whenever blocks come back or become shared: "does not fit" may be wrong then
+        self._evict_batch = min(64, num_blocks // 256)  # some more at once: the walk costs more than the blocks
         self._free = list(range(num_blocks - 1, -1, -1))
+        self.nothing = Match(self.index.root, 0, 0, 0)
         self._leases: set[Lease] = set()
         self._awaited: dict[BlockHash, Lease] = {}
 
@@ -154,7 +156,8 @@ class KvCache:
 
     def _take(self, blocks: int) -> list[int]:
         if blocks > len(self._free):
-            self._free += self.index.evict(blocks - len(self._free))
+            short = blocks - len(self._free)
+            self._free += self.index.evict(max(short, self._evict_batch))
         if blocks > len(self._free):
             raise KvError(f"{blocks} blocks wanted, {len(self._free)} available")
         if not blocks:

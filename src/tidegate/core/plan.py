@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from tidegate.core.request import FinishReason
 
@@ -45,11 +45,8 @@ class Chunk(NamedTuple):
     emits: bool
 
 
-class Growth(NamedTuple):
-    """A decode crosses into a new block: append `block` to the slot's block table."""
-
-    slot: int
-    block: int
+# (slot, block): a decode crosses into a new block; append it to the slot's block table.
+Growth: TypeAlias = tuple[int, int]
 
 
 class Preemption(NamedTuple):

@@ -15,7 +15,7 @@ from tidegate.core.blocks import Match
 from tidegate.core.kv import KvCache
 from tidegate.core.lifecycle import Lifecycle, Step
 from tidegate.core.limits import Limits
-from tidegate.core.plan import Chunk, Growth, Join, Preemption, StepPlan
+from tidegate.core.plan import Chunk, Join, Preemption, StepPlan
 from tidegate.core.policy import Policy, PolicyContext
 from tidegate.core.queue import WaitingQueue
 from tidegate.core.request import Request
@@ -175,7 +175,7 @@ class Planner:
             del growers[self._kv.available :]
             d.plan.held_back_by = "stalled"
         blocks = running.grow(growers)
-        d.plan.growth = [Growth(r.slot, block) for r, block in zip(growers, blocks, strict=True)]
+        d.plan.growth = list(zip([r.slot for r in growers], blocks, strict=True))
         for r in growers if running.stalled else ():
             if r in running.stalled:
                 running.start_decoding(r)
@@ -189,8 +189,6 @@ class Planner:
         self._settle_urgent(d)
         if not self._running.decodes.members or self._prefill_steps < self._policy.features.max_prefill_steps:
             self._plan_prompts(d)
-        elif len(self._queue) or self._running.prefilling:
-            d.plan.held_back_by = "decode turn"
         if d.chunks:
             self._prefill_steps += 1
             return
@@ -198,6 +196,8 @@ class Planner:
         self._plan_decodes(d)
         if not d.plan.decodes and self._prefill_steps:  # nobody could decode after all: the turn is not lost
             self._plan_prompts(d)
+        elif d.plan.held_back_by is None and (len(self._queue) or self._running.prefilling):
+            d.plan.held_back_by = "decode turn"
         self._prefill_steps = 0
 
     # Prompts
@@ -246,9 +246,13 @@ class Planner:
 
     def _admissible(self, d: Draft) -> tuple[Request, Match] | None:
         """The first waiting request, if it can start now; else None, and the plan names what holds it back."""
-        head = self._queue.peek()
-        if head is None:
+        if not len(self._queue):
             return None
+        if not self._running.free_seats:
+            d.plan.held_back_by = "seats"
+            return None
+        head = self._queue.peek()
+        assert head is not None
         if self._blocked is not None and self._blocked[:3] == (head, head.version, self._kv.epoch):
             d.plan.held_back_by = self._blocked[3]
             return None
@@ -265,16 +269,14 @@ class Planner:
         if held is None:
             return head, match
         d.plan.held_back_by = held
-        if head is self._queue.peek() and held in ("seats", "kv", "headroom", "return after preemption"):
+        if head is self._queue.peek() and held in ("kv", "headroom", "return after preemption"):
             self._blocked = (head, head.version, self._kv.epoch, held)
         return None
 
     def _verdict(self, r: Request, d: Draft) -> tuple[str | None, Match]:
         """What keeps `r` from starting now (None: nothing), and the cached prefix it would start from."""
         running, kv = self._running, self._kv
-        match = kv.match((), 0)
-        if not running.free_seats:
-            return "seats", match
+        match = kv.nothing
         if r.in_flight:
             return "token in flight", match
         if r.preempted_at == d.plan.now and any(p.request_id == r.id for p in d.plan.preempted):
@@ -335,7 +337,7 @@ class Planner:
 
     def _plan_backfill(self, d: Draft) -> None:
         """Requests that cannot delay the blocked head start beside what runs."""
-        if not self._policy.features.backfill or self._blocked is None or self._blocked[3] == "seats":
+        if not self._policy.features.backfill or self._blocked is None or not self._running.free_seats:
             return
         head = self._blocked[0]
         if head is not self._queue.peek():
@@ -345,7 +347,7 @@ class Planner:
             if held is None and self._backfill.harmless(r, match, head, d.prefill_left):
                 self._admit(r, match, d)
                 self._chunk(r, d, False, capped=[])
-            if d.prefill_left <= 0:
+            if d.prefill_left <= 0 or not self._running.free_seats:
                 break
 
     # Launch
@@ -368,17 +370,18 @@ class Planner:
         plan.left = running.take_left()
         self._next_step += 1
         for r, tokens in d.chunks.items():
-            start = r.planned
-            emits = start + tokens == r.known_tokens
+            start, known = r.planned, r.known_tokens
+            end = start + tokens
+            emits = end == known
             chunk = Chunk(r.slot, start, tokens, emits)
             plan.chunks.append(chunk)
             step.chunks.append((r, chunk))
             r.count(planned=tokens, sampled=int(emits))
             assert r.lease is not None
             hashes = hashes_of(r, kv)
-            kv.commit(r.lease, hashes, r.planned // self._limits.block_size)
+            kv.commit(r.lease, hashes, end // self._limits.block_size)
             if not emits:
-                kv.announce(r.lease, hashes, r.known_tokens // self._limits.block_size)
+                kv.announce(r.lease, hashes, known // self._limits.block_size)
             elif r.sampled == r.target:
                 step.last.append(r)
             else:

@@ -44,7 +44,7 @@ class HistoryPredictor:
         self.depth = depth
         self.keys = keys
         self.default = default
-        self._history: OrderedDict[tuple[str, ...], deque[int]] = OrderedDict()
+        self._history: OrderedDict[tuple[str, str, int] | str, deque[int]] = OrderedDict()
 
     def output_tokens(self, r: RequestView) -> float:
         for key in self._groups(r):
@@ -61,15 +61,18 @@ class HistoryPredictor:
 
     def observe(self, r: RequestView, outputs: int) -> None:
         for key in self._groups(r):
-            lengths = self._history.setdefault(key, deque(maxlen=self.depth))
+            lengths = self._history.get(key)
+            if lengths is None:
+                lengths = self._history[key] = deque(maxlen=self.depth)
+            else:
+                self._history.move_to_end(key)
             lengths.append(outputs)
-            self._history.move_to_end(key)
         while len(self._history) > self.keys:
             self._history.popitem(last=False)
 
     @staticmethod
-    def _groups(r: RequestView) -> tuple[tuple[str, ...], ...]:
-        return (r.tenant, r.slo_class, str(r.prompt_tokens.bit_length())), (r.slo_class,)
+    def _groups(r: RequestView) -> tuple[tuple[str, str, int], str]:
+        return (r.tenant, r.slo_class, r.prompt_tokens.bit_length()), r.slo_class
 
 
 @dataclass(frozen=True, slots=True)

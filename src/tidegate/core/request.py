@@ -26,6 +26,8 @@ class Status(Enum):
     PREEMPTED = "preempted"
     FINISHED = "finished"
 
+    followers: tuple[Status, ...]
+
 
 class FinishReason(Enum):
     """Why a request ended. Every request ends with exactly one of these."""
@@ -47,14 +49,16 @@ class Rejection(Enum):
     BAD_REQUEST = "bad_request"
 
 
-LEGAL: dict[Status, frozenset[Status]] = {
-    Status.NEW: frozenset({Status.PARKED, Status.WAITING, Status.FINISHED}),
-    Status.PARKED: frozenset({Status.WAITING, Status.FINISHED}),
-    Status.WAITING: frozenset({Status.RUNNING, Status.FINISHED}),
-    Status.RUNNING: frozenset({Status.PREEMPTED, Status.FINISHED}),
-    Status.PREEMPTED: frozenset({Status.RUNNING, Status.FINISHED}),
-    Status.FINISHED: frozenset(),
+LEGAL: dict[Status, tuple[Status, ...]] = {
+    Status.NEW: (Status.PARKED, Status.WAITING, Status.FINISHED),
+    Status.PARKED: (Status.WAITING, Status.FINISHED),
+    Status.WAITING: (Status.RUNNING, Status.FINISHED),
+    Status.RUNNING: (Status.PREEMPTED, Status.FINISHED),
+    Status.PREEMPTED: (Status.RUNNING, Status.FINISHED),
+    Status.FINISHED: (),
 }
+for _status, _followers in LEGAL.items():
+    _status.followers = _followers  # on the member itself: hashing an enum member runs Python code
 
 
 class Request:
@@ -251,7 +255,7 @@ class Request:
 
         Raises IllegalTransition for a change that is not in the table.
         """
-        if status not in LEGAL[self.status]:
+        if status not in self.status.followers:
             raise IllegalTransition(f"request {self.id}: {self.status.value} -> {status.value}")
         self.status = status
 
