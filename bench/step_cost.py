@@ -16,7 +16,6 @@ import json
 import platform
 import statistics
 import time
-from collections import deque
 from itertools import count
 
 from tidegate.core.events import Emitted, Finished
@@ -67,7 +66,7 @@ class Load:
         n = next(self.ids)
         tokens = range(n * PROMPT_TOKENS, (n + 1) * PROMPT_TOKENS)
         request = Request(
-            f"r{n}", token_ids=tokens, max_tokens=outputs, arrival=self.now, priority=n % 3 * 5, handle=deque(maxlen=64)
+            f"r{n}", token_ids=tokens, max_tokens=outputs, arrival=self.now, priority=n % 3 * 5, handle=[]
         )
         self.scheduler.add(request, self.now)
 

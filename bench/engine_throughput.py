@@ -1,0 +1,184 @@
+"""Tidegate's engine against transformers' own continuous batching: same model, dtype, threads and load, in one run.
+
+    python bench/engine_throughput.py [--json] [--rounds 2] [--threads N] [--dtype auto]
+
+The load is 64 prompts of 256 random tokens, 64 outputs each, greedy, 16 at a time. Both sides are run in
+turn, and each side's best round counts, since other work on the machine only ever slows a round down.
+transformers gets the faster of its two CPU attentions and token budgets, tried on a quarter of the load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import resource
+import statistics
+import time
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+from transformers.modeling_utils import PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from tidegate.core.limits import Limits
+from tidegate.core.plan import StepPlan, StepResult
+from tidegate.core.presets import build_policy
+from tidegate.core.request import Request
+from tidegate.core.scheduler import Scheduler
+from tidegate.engine.sampling import SamplingParams
+from tidegate.executors.torch.executor import TorchExecutor
+from tidegate.executors.torch.hardware import available_cores
+from tidegate.executors.torch.model import choose_dtype, load_model
+from tidegate.executors.torch.weights import DEFAULT_MODEL, ensure_model
+
+PROMPT, OUTPUT, SEATS, REQUESTS = 256, 64, 16, 64
+BLOCK = 16
+STEP_TOKENS = 512
+TRIALS = [("sdpa", 512), ("paged|eager", 512), ("sdpa", 256), ("paged|eager", 256)]
+
+
+@dataclass
+class Greedy:
+    """The handle of a request without wishes."""
+
+    params: SamplingParams = SamplingParams(temperature=0.0, ignore_eos=True)
+
+
+def prompts(count: int, length: int = PROMPT) -> list[list[int]]:
+    """Random prompts that share nothing."""
+    rng = random.Random(1)
+    return [[rng.randrange(100, 40000) for _ in range(length)] for _ in range(count)]
+
+
+def serve(executor: TorchExecutor, load: list[list[int]], outputs: int, depth: int = 2) -> tuple[float, list[list[int]]]:
+    """Seconds to serve `load` with the real scheduler, and the outputs."""
+    limits = Limits(
+        num_blocks=executor.num_blocks, block_size=BLOCK, max_num_seqs=SEATS, max_num_batched_tokens=STEP_TOKENS
+    )
+    scheduler = Scheduler(build_policy("vllm-v1"), limits)
+    requests = [Request(str(i), token_ids=p, max_tokens=outputs, handle=Greedy()) for i, p in enumerate(load)]
+    pipeline: deque[tuple[StepPlan, Future[StepResult]]] = deque()
+    start = time.perf_counter()
+    for r in requests:
+        scheduler.add(r, 0.0)
+    while scheduler.has_work or pipeline:
+        plan = scheduler.plan(time.perf_counter() - start)
+        if plan:
+            pipeline.append((plan, executor.submit(plan)))
+        while pipeline and (len(pipeline) >= depth or not plan):
+            oldest, future = pipeline.popleft()
+            scheduler.apply(oldest, future.result(), time.perf_counter() - start)
+        scheduler.take_events()
+    seconds = time.perf_counter() - start
+    return seconds, [(r.token_ids or [])[r.prompt_tokens :] for r in requests]
+
+
+def transformers_batching(model: PreTrainedModel, load: list[list[int]], outputs: int, attention: str, budget: int) -> float:
+    """Seconds of transformers' continuous batching for `load`."""
+    model.set_attn_implementation(attention)
+    generation = GenerationConfig(max_new_tokens=outputs, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    batching = ContinuousBatchingConfig(
+        page_size=32, num_blocks=640, max_batch_tokens=budget, max_requests_per_batch=SEATS, allow_block_sharing=False
+    )
+    start = time.perf_counter()
+    done = model.generate_batch(
+        load, generation_config=generation, continuous_batching_config=batching, progress_bar=False, warmup=False
+    )
+    seconds = time.perf_counter() - start
+    short = [len(r.generated_tokens) for r in done.values() if len(r.generated_tokens) != outputs]
+    if len(done) != len(load) or short:
+        raise SystemExit(f"transformers answered {len(done)} of {len(load)} requests, lengths off: {short[:3]}")
+    return seconds
+
+
+def single_stream(executor: TorchExecutor) -> tuple[float, float]:
+    """Batch 1 at pipeline depth 1: tokens a second, and what a step costs beside the model's forward, in ms."""
+    load = prompts(1)
+    rates, overheads = [], []
+    for _ in range(3):
+        short, _ = serve(executor, load, 1, depth=1)
+        before = executor.forward_seconds
+        long, _ = serve(executor, load, 1 + OUTPUT, depth=1)
+        rates.append(OUTPUT / (long - short))
+        overheads.append((long - (executor.forward_seconds - before)) / (1 + OUTPUT) * 1e3)
+    return max(rates), min(overheads)
+
+
+def measure(rounds: int, requests: int, threads: int, dtype_name: str, model_name: str, cache_dir: Path) -> dict[str, Any]:
+    """Both sides in turn; see the module's docstring."""
+    torch.set_num_threads(threads)
+    files = ensure_model(model_name, cache_dir)
+    dtype = choose_dtype(dtype_name, torch.device("cpu"), threads)
+    name = str(dtype).removeprefix("torch.")
+    executor = TorchExecutor(
+        load_model(files.path, name=files.name, dtype=name, threads=threads),
+        block_size=BLOCK,
+        num_blocks=SEATS * (PROMPT + OUTPUT) // BLOCK + 64,
+        max_num_seqs=SEATS,
+        max_model_len=1024,
+        threads=threads,
+    )
+    load = prompts(requests)
+    serve(executor, load[:2], 4)
+    batch1, overhead = single_stream(executor)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    theirs = AutoModelForCausalLM.from_pretrained(files.path, dtype=dtype).eval()
+    trial = load[: max(4, requests // 4)]
+    attention, budget = min(TRIALS, key=lambda t: transformers_batching(theirs, trial, OUTPUT // 4, *t))
+    ours_s, theirs_s, outside = [], [], []
+    for _ in range(rounds):
+        inside = executor.forward_seconds + executor.sampling_seconds
+        seconds, _ = serve(executor, load, OUTPUT)
+        inside = executor.forward_seconds + executor.sampling_seconds - inside
+        ours_s.append(seconds)
+        outside.append(1 - inside / seconds)
+        gc.collect()
+        theirs_s.append(transformers_batching(theirs, load, OUTPUT, attention, budget))
+    executor.close()
+    tokens = requests * OUTPUT
+    ours, cb = tokens / min(ours_s), tokens / min(theirs_s)
+    return {
+        "tidegate_tok_s": round(ours, 1),
+        "transformers_cb_tok_s": round(cb, 1),
+        "ratio": round(ours / cb, 2),
+        "batch1_tok_s": round(batch1, 1),
+        "batch1_overhead_ms": round(overhead, 3),
+        "outside_model_share": round(statistics.median(outside), 4),
+        "peak_mb": round(peak),
+        "dtype": name,
+        "threads": threads,
+        "transformers_attention": attention,
+        "transformers_batch_tokens": budget,
+        "rounds_s": [[round(a, 1), round(b, 1)] for a, b in zip(ours_s, theirs_s, strict=True)],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--requests", type=int, default=REQUESTS)
+    parser.add_argument("--threads", type=int, default=available_cores())
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--cache-dir", type=Path, default=Path.home() / ".cache" / "tidegate" / "models")
+    args = parser.parse_args()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    row = measure(args.rounds, args.requests, args.threads, args.dtype, args.model, args.cache_dir)
+    if args.json:
+        print(json.dumps(row))
+        return
+    for key, value in row.items():
+        print(f"{key:28} {value}")
+
+
+if __name__ == "__main__":
+    main()
