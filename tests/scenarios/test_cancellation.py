@@ -40,6 +40,15 @@ def test_s49_in_every_state(play, cancel, extra, state):
     assert run["B"].outputs == 20
 
 
+@pytest.mark.parametrize("cancel", [0, 1, 2, 17, 190])
+def test_s49_as_a_kind(play, cancel):
+    """Whenever the client goes, its blocks and seat are another's in the next step."""
+    run = play("S49", set={"A.cancel": cancel, "A.x": 3, "cfg.max_seqs": 3, "cfg.kv": 96, "cfg.budget": 1024})
+    assert all(fate.finish_reason == "cancelled" for fate in run.family("A").values())
+    assert run["B"].admitted_step == max(1, cancel + 1)
+    assert run.rows[-1].free_blocks == 96
+
+
 @pytest.mark.expects("S50", 0)
 def test_s50_the_running_one_is_undisturbed(play):
     run = play("S50")

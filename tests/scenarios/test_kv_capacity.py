@@ -32,6 +32,15 @@ def test_s18_running_ones_do_not_notice(play):
     assert run.family("R") == without.family("R")
 
 
+@pytest.mark.parametrize(("pool", "prompt", "count"), [(400, 1600, 4), (200, 900, 2), (310, 2000, 3)])
+def test_s18_as_a_kind(play, pool, prompt, count):
+    run = play("S18", set={"cfg.kv": pool, "N.p": prompt, "R.x": count})
+    start = run["N"].admitted_step
+    held = sum(blocks for name, blocks in run.blocks_in_use(start).items() if name != "N")
+    assert pool - held >= -(-prompt // 16)
+    assert run.preemptions() == []
+
+
 class Trusting(ScriptedExecutor):
     """Computes whatever it is told, blocks or not."""
 
@@ -109,6 +118,14 @@ def test_s21_clipped(play):
 def test_s21_never_its_own_victim(play):
     for mode in ("refuse", "clip"):
         assert play("S21", set={"cfg.oversize": mode}).preemptions() == []
+
+
+@pytest.mark.parametrize(("pool", "prompt"), [(63, 1), (20, 300), (5, 80), (1, 3)])
+def test_s21_as_a_kind(play, pool, prompt):
+    """The end comes with the last token that the pool holds, wherever that falls in a block."""
+    run = play("S21", set={"cfg.kv": pool, "X.p": prompt, "X.o": 2000, "cfg.oversize": "clip"})
+    assert (run["X"].finish_reason, run["X"].outputs) == ("length_kv", pool * 16 - prompt + 1)
+    assert run["X"].preemptions == 0
 
 
 @pytest.mark.expects("S23", 0)
@@ -213,6 +230,18 @@ def test_s29_no_evict_mode_waits(play):
     assert min(starts) == 30
     assert max(starts) <= 31  # six prompts of 160 tokens take two steps of 512
     assert run.preemptions() == []
+
+
+@pytest.mark.parametrize(("pool", "declared", "outputs"), [(100, 1400, 30), (60, 700, 80), (40, 400, 1)])
+def test_s29_no_evict_mode_as_a_kind(play, pool, declared, outputs):
+    """Declared head-room never evicts, whatever is declared, and never waits for more than that."""
+    changes = {"cfg.headroom": "declared", "cfg.history": None, "cfg.kv": pool, "A.max_o": declared, "A.o": outputs}
+    run = play("S29", set=changes)
+    assert run.preemptions() == []
+    peak = -(-(160 + declared - 1) // 16)
+    fits_beside = (pool - peak) // 14
+    first = [fate.admitted_step for fate in run.family("B").values()]
+    assert sum(step <= run["A"].finish_step for step in first) >= min(6, fits_beside)
 
 
 def _useful_tokens_per_step(run) -> float:

@@ -139,6 +139,13 @@ def test_s15_plain_engine_fills_by_one(play):
         test_s15_short_ones_join_the_first_steps(plain)
 
 
+@pytest.mark.parametrize(("budget", "seats"), [(256, 3), (512, 4), (1024, 3)])
+def test_s15_as_a_kind(play, budget, seats):
+    run = play("S15", set={"cfg.budget": budget, "cfg.max_seqs": seats, "B.x": seats - 2})
+    assert all(fate.first_token_step <= 2 for name, fate in run.outcome.requests.items() if name != "A")
+    assert run["A"].first_token_step <= -(-5000 // budget) + 1
+
+
 @pytest.mark.expects("S16", 0)
 def test_s16_draft_tokens_count(play):
     for row in play("S16").rows:

@@ -106,6 +106,16 @@ def test_s04_third_waits_for_an_end(play):
     assert run["C"].admitted_step == min(run["A"].finish_step, run["B"].finish_step) + 1
 
 
+@pytest.mark.parametrize(("seats", "equals", "pool"), [(1, 4, 512), (3, 9, 512), (8, 12, 60)])
+def test_s04_as_a_kind(play, seats, equals, pool):
+    """Any number of equals at any wall: who runs runs on, and ends come in order of arrival."""
+    changes = {"cfg.max_seqs": seats, "cfg.kv": pool, "cfg.headroom": "declared", "A.x": equals}
+    run = play("S04", set=changes)
+    assert run.preemptions() == []
+    ends = [fate.finish_step for fate in run.family("A").values()]
+    assert ends == sorted(ends)
+
+
 class NewcomersFirst:
     """A broken order: whoever arrived later is of a better class, and puts others out."""
 
@@ -144,6 +154,14 @@ def test_s05_nobody_is_victim_twice_while_an_equal_runs(play):
     victims = run.preemptions()
     for (_, earlier), (step, later) in pairwise(victims):
         assert not (earlier == later == "A" and "B" in run.rows[step].scheduled)
+
+
+@pytest.mark.parametrize(("pool", "prompt"), [(48, 320), (44, 288), (60, 400)])
+def test_s05_as_a_kind(play, pool, prompt):
+    """However large the shortage, the victim is back before an older one that never ran."""
+    run = play("S05", set={"cfg.kv": pool, "A.p": prompt, "K.p": prompt, "B.p": prompt + 64})
+    assert {name for _, name in run.preemptions()} == {"A"}
+    assert max(step for step, _ in run.restorations()) < run["B"].admitted_step
 
 
 class OneHeap(WaitingQueue):
@@ -196,6 +214,13 @@ def test_s09_ageing_bounds_the_wait(play):
     waits = [fate.admitted_step - fate.arrival_step for fate in run.family("H").values()]
     assert run["LOW"].finish_step <= 260
     assert max(waits) <= 5
+
+
+@pytest.mark.parametrize(("window", "priority"), [(5.0, 10), (20.0, 4), (100.0, 2)])
+def test_s09_as_a_kind(play, window, priority):
+    """The wait is bounded by what the difference in class is worth, and by one more service."""
+    run = play("S09", set={"cfg.params.aging_window": window, "LOW.prio": priority}, steps=600)
+    assert run["LOW"].admitted_step - 30 <= window * priority + 16
 
 
 @pytest.mark.expects("S09", 1)
