@@ -340,8 +340,9 @@ def _check_references(config: Config) -> None:
 
 def _check_policies(config: Config) -> None:
     """The chosen policy exists, and so does every parameter of every policy that has a section."""
+    counted: dict[Any, Any] = {int: Count, int | None: Count | None}  # a policy's whole numbers are counts
     hints = get_type_hints(Composition)
-    known = {name: hint for name, hint in hints.items() if name not in _SAID_ELSEWHERE}
+    known = {name: counted.get(hint, hint) for name, hint in hints.items() if name not in _SAID_ELSEWHERE}
     for name, params in config.policy.items():
         if name not in PRESETS:
             raise ConfigError(f"policy.{name}: unknown policy{_nearest(name, PRESETS)}")

@@ -72,6 +72,8 @@ def test_a_config_is_frozen_and_its_source_untouched() -> None:
         ({"policy": {"fcf": {}}}, "policy.fcf: unknown policy; did you mean fcfs?"),
         ({"policy": {"fcfs": {"shares": 1}}}, "unknown option policy.fcfs.shares; did you mean share?"),
         ({"policy": {"fcfs": {"share": "x"}}}, "policy.fcfs.share must be a valid number, not 'x'"),
+        ({"policy": {"fcfs": {"max_chunk": 0}}}, "policy.fcfs.max_chunk must be greater than or equal to 1, not 0"),
+        ({"policy": {"fcfs": {"max_prefill_steps": 0}}}, "policy.fcfs.max_prefill_steps must be greater than or equal"),
         ({"policy": {"fcfs": {"share": 2}}}, "policy.fcfs: share must be above 0 and at most 1, not 2"),
         ({"policy": {"fcfs": {"max_waiting": 2}}}, "policy.fcfs.max_waiting goes for every policy; set scheduler.max"),
         ({"aging": {"window": 0}}, "aging.window must be greater than 0, not 0"),
