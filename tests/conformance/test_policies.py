@@ -4,6 +4,7 @@ The scripted executor holds each plan to the contract; the driver below holds th
 asks the KV pool to prove conservation after every step.
 """
 
+import re
 from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,6 +27,9 @@ from tidegate.executors.scripted import Script, ScriptedExecutor
 EMPTY_STEPS = 3
 """Empty plans in a row that are forgiven while somebody waits, nothing is in flight and nothing is to come."""
 
+
+DISPLACED = re.compile(r"wanted by (r\d+) ")
+"""In the reason of a preemption: whom an urgent request displaced for itself."""
 
 LONGEST_RUN = 5_000
 """Steps. The longest workload drawn takes a few hundred when nobody is preempted."""
@@ -164,6 +168,8 @@ class Driver:
             plan = self.scheduler.plan(now)
             note(f"{self.step}: {plan}")
             self._check_told(plan)
+            self._check_order(plan)
+            self._check_conserving(plan)
             if plan:
                 self._submit(plan)
             for name in self.cancels.pop(self.step, ()):
@@ -233,6 +239,25 @@ class Driver:
         assert not set(plan.restored) & set(self.seated["preempted"]), "a victim came back in the same plan"
         assert sorted([*plan.admitted, *plan.restored]) == sorted(join.request_id for join in plan.joined)
 
+    def _check_order(self, plan):
+        """Equals do not displace equals, and without back-fill who was preempted is back before the others."""
+        for victim in plan.preempted:
+            wanted_by = DISPLACED.search(victim.reason)
+            if wanted_by:
+                assert self.requests[wanted_by[1]].tier < self.requests[victim.request_id].tier
+        if self.scheduler.policy.features.backfill or not plan.admitted:
+            return
+        victims = {victim.request_id for victim in plan.preempted}
+        for r in self.scheduler.waiting:
+            if r.preemptions and r.id not in victims and not r.in_flight:
+                assert all(self.requests[name].tier != r.tier for name in plan.admitted)
+
+    def _check_conserving(self, plan):
+        """Where budget and seats are left and somebody waits, the plan names what holds him back."""
+        spare = plan.num_tokens < self.limits.max_num_batched_tokens and self.scheduler.running.free_seats
+        if plan and spare and len(self.scheduler.waiting):
+            assert plan.held_back_by
+
     def _fold(self):
         for told in self.scheduler.take_events():
             if isinstance(told, Emitted):
@@ -278,6 +303,8 @@ class Driver:
         assert self.scheduler.kv.available == self.limits.num_blocks
         assert self.executor.blocks_held() <= self.limits.num_blocks
         assert set(self.ends) == set(self.jobs)
+        if self.limits.headroom == "declared" and not self.scheduler.policy.features.displace:
+            assert not any(r.preemptions for r in self.requests.values())
         for name, end in self.ends.items():
             if isinstance(end, Finished):
                 self._check_outputs(name, end)
