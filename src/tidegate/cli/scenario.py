@@ -55,7 +55,8 @@ def _read(file: Path) -> str:
 def _show(outcome: Outcome, limit: int) -> None:
     from tidegate.cli.output import print_table
 
-    table = [_row(span) for span in _spans(outcome.steps)]
+    timed = outcome.scenario.config.step_ms is not None
+    table = [_row(span, timed) for span in _spans(outcome.steps)]
     if table:
         title = f"{outcome.scenario.id} under {outcome.policy}: {outcome.scenario.title}"
         print_table(_elided(table, limit), title=title)
@@ -100,13 +101,14 @@ def _same(a: Step, b: Step) -> bool:
     )
 
 
-def _row(span: Sequence[Step]) -> dict[str, Any]:
+def _row(span: Sequence[Step], timed: bool) -> dict[str, Any]:
+    """One row of the table; the time of the first step only where it is not its number."""
     first, last = span[0], span[-1]
     decodes = [name for name, tokens in first.scheduled.items() if tokens == 1]
     chunks = [f"{name}:{tokens}" for name, tokens in first.scheduled.items() if tokens != 1]
     return {
         "step": f"{first.step}" if first is last else f"{first.step}-{last.step}",
-        "time": f"{first.time:g}",
+        **({"time": f"{first.time:.4g}"} if timed else {}),
         "tokens": sum(first.scheduled.values()),
         "one each": _names(decodes),
         "chunks": _names(chunks),
