@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -28,6 +29,8 @@ class TorchExecutor:
     Give the KV pool's size as `num_blocks` or as `kv_bytes`. `max_model_len` is at most what the model
     can hold, and that by default. `threads` is the cores it may use, by default all this process has.
     `numba_attention=False` takes the decode attention of plain torch operations, as other devices do.
+
+    forward_seconds, sampling_seconds: what steps so far spent in the model and in choosing tokens.
     """
 
     def __init__(
@@ -55,6 +58,8 @@ class TorchExecutor:
         self.vocab_size = loaded.vocab_size
         self.eos_token_ids = loaded.eos_token_ids
         self.threads = threads or available_cores()
+        self.forward_seconds = 0.0
+        self.sampling_seconds = 0.0
         self._loaded = loaded
         numba = numba_attention and loaded.device.type == "cpu" and loaded.dtype in NUMBA_DTYPES
         kv = PagedKv(shape, self.num_blocks, loaded.device)
@@ -103,6 +108,7 @@ class TorchExecutor:
     def _step(self, plan: StepPlan) -> StepResult:
         self._apply_deltas(plan)
         packed = self._slots.pack(plan)
+        started = time.perf_counter()
         output = self._loaded.model(
             input_ids=packed.input_ids,
             position_ids=packed.position_ids,
@@ -110,10 +116,14 @@ class TorchExecutor:
             logits_to_keep=packed.logit_rows,
             paged=packed.batch,
         )
+        computed = time.perf_counter()
         self._slots.advance(plan)
         sampled = self._sampler.sample(output.logits[0], packed.emit_slots)
         self._slots.last_token[packed.emit_index] = sampled.tokens
-        return StepResult(sampled.tokens.tolist(), sampled.finished, sampled.details)
+        tokens = sampled.tokens.tolist()
+        self.forward_seconds += computed - started
+        self.sampling_seconds += time.perf_counter() - computed
+        return StepResult(tokens, sampled.finished, sampled.details)
 
     def _apply_deltas(self, plan: StepPlan) -> None:
         for slot in plan.left:
