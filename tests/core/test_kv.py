@@ -28,6 +28,8 @@ class KvMachine(RuleBasedStateMachine):
         self.kv = KvCache(blocks, BLOCK, caching)
         self.content: dict[int, object] = {}
         self.hashes: dict[Lease, list] = {}
+        self.texts: dict[Lease, tuple[list[int], str]] = {}
+        self.extended: set[Lease] = set()
 
     @rule(target=leases, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=60), salt=st.sampled_from("ab"))
     def reserve(self, tokens: list[int], salt: str):
@@ -46,6 +48,7 @@ class KvMachine(RuleBasedStateMachine):
         for block in lease.table[match.blocks :]:
             self.content[block] = None
         self.hashes[lease] = hashes
+        self.texts[lease] = tokens, salt
         return lease
 
     @rule(lease=leases, share=st.floats(0, 1))
@@ -58,6 +61,22 @@ class KvMachine(RuleBasedStateMachine):
         for at in range(before, lease.committed):
             self.content[lease.table[at]] = self.hashes[lease][at]
         self.kv.announce(lease, self.hashes[lease], len(self.hashes[lease]))
+
+    @rule(lease=leases, outputs=st.lists(st.integers(0, 1), max_size=20))
+    def commit_outputs(self, lease: Lease, outputs: list[int]) -> None:
+        """What a leaving request does: its outputs follow without hashes, and are found all the same."""
+        if lease.released or lease in self.extended:
+            return
+        tokens, salt = self.texts[lease]
+        known = [*tokens, *outputs]
+        full = min(len(known), len(lease.table) * BLOCK)
+        if self.kv.commit_outputs(lease, self.hashes[lease], known, full):
+            self.extended.add(lease)
+            self.hashes[lease] = block_hashes(known[:full], BLOCK, salt)
+            for at in range(lease.committed):
+                self.content[lease.table[at]] = self.hashes[lease][at]
+            match = self.kv.match(self.hashes[lease], len(self.hashes[lease]))
+            assert match.blocks == lease.committed == full // BLOCK or not self.kv.prefix_caching
 
     @rule(lease=leases)
     def grow(self, lease: Lease) -> None:
@@ -157,6 +176,27 @@ def test_a_prefix_computed_twice_stays_private_the_second_time() -> None:
         kv.release(lease)
     kv.check()
     assert kv.available == 16
+
+
+def test_outputs_are_hashed_only_when_a_match_comes_as_far() -> None:
+    kv = KvCache(16, BLOCK)
+    text = list(range(24))
+    hashes = block_hashes(text[:8], BLOCK)
+    lease = kv.reserve(kv.match(hashes, 2), 6)
+    kv.commit(lease, hashes, 2)
+    assert kv.commit_outputs(lease, hashes, text, 22)
+    kv.release(lease)
+    (run,) = kv.index.runs()
+    assert len(run.hashes) == 2
+    assert kv.match(hashes, 2).blocks == 2
+    assert len(run.hashes) == 2, "the prompt alone asks for none of them"
+    follow_up = block_hashes([*text[:20], 99, 99, 99, 99], BLOCK)
+    assert kv.match(follow_up, 6).blocks == 5
+    held = kv.reserve(kv.match(follow_up, 6), 1)
+    kv.check()
+    kv.release(held)
+    kv.clear_cache()
+    kv.check()
 
 
 def test_check_finds_a_lost_block() -> None:

@@ -10,15 +10,19 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-BlockHash: TypeAlias = bytes | int
+from tidegate.core.hashing import BlockHash, continue_hashes
 
 
 class Run:
-    """A stretch of cached blocks; `blocks[i]` holds the prefix that `hashes[i]` names."""
+    """A stretch of cached blocks; `blocks[i]` holds the prefix that `hashes[i]` names.
 
-    __slots__ = ("blocks", "children", "hashes", "parent", "refs", "used")
+    The last blocks of a run may have no hash yet: `unhashed` are their tokens. Most outputs are never
+    asked for again, so they are hashed when a match comes as far as them, and not before.
+    """
+
+    __slots__ = ("blocks", "children", "hashes", "parent", "refs", "unhashed", "used")
 
     def __init__(self, parent: Run | None, hashes: list[BlockHash], blocks: list[int], refs: int, used: int) -> None:
         self.parent = parent
@@ -27,6 +31,14 @@ class Run:
         self.children: dict[BlockHash, Run] = {}
         self.refs = refs
         self.used = used
+        self.unhashed: Sequence[int] = ()
+
+    def hash_all(self) -> None:
+        """Hash the blocks that were put behind without."""
+        if self.unhashed:
+            size = len(self.unhashed) // (len(self.blocks) - len(self.hashes))
+            self.hashes += continue_hashes(self.hashes[-1], self.unhashed, size)
+            self.unhashed = ()
 
 
 class Match(NamedTuple):
@@ -61,19 +73,21 @@ class PrefixIndex:
             child = run.children.get(hashes[at])
             if child is None:
                 break
+            if child.unhashed and limit - at > len(child.hashes):
+                child.hash_all()
             inside = _common(child.hashes, hashes, at, limit)
             at += inside
             if not child.refs:
                 idle += inside
             run = child
-            if inside < len(child.hashes):
+            if inside < len(child.blocks):
                 break
         return Match(run, inside, at, idle)
 
     def hold(self, match: Match) -> Run:
         """Hold the matched prefix; returns the run that ends exactly with it."""
         run = match.run
-        if match.inside < len(run.hashes):
+        if match.inside < len(run.blocks):
             run = self._split(run, match.inside)
         for r in path(run):
             if not r.refs:
@@ -105,6 +119,14 @@ class PrefixIndex:
         self._runs += 1
         return child
 
+    def extend_unhashed(self, run: Run, tokens: Sequence[int], blocks: list[int]) -> bool:
+        """Put blocks behind `run`, where nobody else holds or continues it, without hashing their tokens."""
+        if run.refs != 1 or run.children or run.parent is None or run.unhashed:
+            return False
+        run.blocks += blocks
+        run.unhashed = tokens
+        return True
+
     def evict(self, blocks: int) -> list[int]:
         """Forget up to `blocks` blocks that nobody holds, least recently used first; returns their ids."""
         freed: list[int] = []
@@ -119,7 +141,7 @@ class PrefixIndex:
                 heapq.heappop(self._idle_leaves)
                 self._drop(run)
             else:
-                del run.blocks[-take:], run.hashes[-take:]
+                self._shorten(run, len(run.blocks) - take)
         self.evictable -= len(freed)
         return freed
 
@@ -135,12 +157,21 @@ class PrefixIndex:
             yield run
             todo += run.children.values()
 
+    @staticmethod
+    def _shorten(run: Run, blocks: int) -> None:
+        """Keep the first `blocks` blocks of a run."""
+        if run.unhashed:
+            size = len(run.unhashed) // (len(run.blocks) - len(run.hashes))
+            run.unhashed = run.unhashed[: max(0, blocks - len(run.hashes)) * size]
+        del run.blocks[blocks:], run.hashes[blocks:]
+
     def _split(self, run: Run, at: int) -> Run:
         """Cut `run` after `at` blocks; returns the new upper half. Holders of `run` hold both halves."""
         parent = run.parent
         assert parent is not None
         upper = Run(parent, run.hashes[:at], run.blocks[:at], run.refs, run.used)
         parent.children[upper.hashes[0]] = upper
+        run.hash_all()
         run.hashes, run.blocks, run.parent = run.hashes[at:], run.blocks[at:], upper
         upper.children[run.hashes[0]] = run
         self._runs += 1
@@ -151,7 +182,7 @@ class PrefixIndex:
         parent = run.parent
         assert parent is not None
         del parent.children[run.hashes[0]]
-        run.blocks, run.hashes = [], []
+        run.blocks, run.hashes, run.unhashed = [], [], ()
         self._runs -= 1
         if not parent.refs and not parent.children:
             self._push_idle(parent)

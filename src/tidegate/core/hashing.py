@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
+from typing import TypeAlias
 
-from tidegate.core.blocks import BlockHash
+BlockHash: TypeAlias = bytes | int
 
 DIGEST_BYTES = 16
 
 
+@lru_cache(maxsize=1024)
 def root(salt: str) -> bytes:
     """The parent of the first block. Requests with different salts never share a block."""
     return blake2b(salt.encode(), digest_size=DIGEST_BYTES, person=b"tidegate-salt").digest()
@@ -25,13 +28,18 @@ def block_hashes(
 ) -> list[BlockHash]:
     """Hashes of the full blocks of `tokens`; `known` are those of its first blocks, computed here before."""
     hashes = list(known)
-    parent = hashes[-1] if hashes else root(salt)
+    start = len(hashes) * block_size
+    return hashes + continue_hashes(hashes[-1] if hashes else root(salt), tokens[start:], block_size)
+
+
+def continue_hashes(parent: BlockHash, tokens: Sequence[int], block_size: int) -> list[BlockHash]:
+    """Hashes of the full blocks of `tokens` that follow the block with hash `parent`."""
     if isinstance(parent, int):
         raise TypeError("hashes that a host made up cannot be continued from token ids; give one or the other")
-    start, stop = len(hashes) * block_size, len(tokens) // block_size * block_size
-    content = array("i", tokens[start:stop]).tobytes()
+    hashes: list[BlockHash] = []
     width = 4 * block_size
-    for at in range(0, len(content), width):
-        parent = blake2b(parent + content[at : at + width], digest_size=DIGEST_BYTES).digest()
+    content = array("i", tokens).tobytes()
+    for end in range(width, len(content) + 1, width):
+        parent = blake2b(parent + content[end - width : end], digest_size=DIGEST_BYTES).digest()
         hashes.append(parent)
     return hashes

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidegate.core.blocks import BlockHash, Match, PrefixIndex, Run, path
+from tidegate.core.blocks import Match, PrefixIndex, Run, path
+from tidegate.core.hashing import BlockHash
 from tidegate.errors import KvError
 
 
@@ -97,6 +98,22 @@ class KvCache:
             lease.committed = blocks
             self.epoch += 1
 
+    def commit_outputs(self, lease: Lease, hashes: Sequence[BlockHash], tokens: Sequence[int], full: int) -> bool:
+        """The first `full` of `tokens` are computed; blocks behind `hashes` are hashed only if they are asked for.
+
+        False where that cannot be said without hashing them now: call `commit` then.
+        """
+        blocks = full // self.block_size
+        if not self.prefix_caching or lease.sealed or lease.committed != len(hashes):
+            return False
+        if blocks > lease.committed:
+            behind = tokens[lease.committed * self.block_size : blocks * self.block_size]
+            if not self.index.extend_unhashed(lease.run, behind, lease.table[lease.committed : blocks]):
+                return False
+            lease.committed = blocks
+            self.epoch += 1
+        return True
+
     def announce(self, lease: Lease, hashes: Sequence[BlockHash], blocks: int) -> None:
         """The blocks of `lease` up to `blocks` are being computed: who shares them had better wait."""
         self._stop_awaiting(lease)
@@ -148,7 +165,8 @@ class KvCache:
         for run in self.index.runs():
             if run.refs != refs.get(run, 0):
                 raise KvError(f"a run counts {run.refs} holders and has {refs.get(run, 0)}")
-            if len(run.blocks) != len(run.hashes) or not run.blocks:
+            unhashed = len(run.unhashed) // self.block_size
+            if len(run.blocks) != len(run.hashes) + unhashed or not run.hashes:
                 raise KvError("a run is empty or lopsided")
         evictable = sum(len(run.blocks) for run in self.index.runs() if not run.refs)
         if evictable != self.index.evictable:

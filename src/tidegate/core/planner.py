@@ -7,7 +7,7 @@ by requests that cannot delay it. Nothing planned is ever taken back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from tidegate.core.backfill import Backfill
@@ -218,24 +218,26 @@ class Planner:
                 self._admit(r, head[1], d)
             else:
                 break
-            self._chunk(r, d, self._contended(r, unfinished), capped)
+            self._chunk(r, d, unfinished, capped)
         for r in capped:
-            self._chunk(r, d, False, capped=[])
+            self._chunk(r, d, None, capped=[])
         if d.prefill_left > 0 and len(self._queue):
             self._plan_backfill(d)
         elif len(self._queue) and d.plan.held_back_by is None and d.left > 0:
             d.plan.held_back_by = "prefill budget"
 
-    def _contended(self, r: Request, unfinished: list[Request]) -> bool:
+    def _contended(self, r: Request, others: Collection[Request]) -> bool:
         """Whether another prompt of the same class or a better one waits for tokens of this step."""
         head = self._queue.peek()
-        return (head is not None and head.tier <= r.tier) or any(u.tier <= r.tier for u in unfinished)
+        return (head is not None and head.tier <= r.tier) or any(o.tier <= r.tier for o in others)
 
-    def _chunk(self, r: Request, d: Draft, contended: bool, capped: list[Request]) -> None:
+    def _chunk(self, r: Request, d: Draft, others: Collection[Request] | None, capped: list[Request]) -> None:
+        """Give `r` its tokens of this step. `others` are unfinished too; None where nobody else wants any."""
         taken = d.chunks.get(r, 0)
         remaining = r.known_tokens - r.planned - taken
         tokens = min(remaining, d.prefill_left)
         if tokens:
+            contended = remaining > tokens and others is not None and self._contended(r, others)
             tokens = min(tokens, self._policy.budget.chunk(r, remaining, d.prefill_left, contended, self._ctx))
         if tokens < remaining:
             capped.append(r)
@@ -346,7 +348,7 @@ class Planner:
             held, match = self._verdict(r, d)
             if held is None and self._backfill.harmless(r, match, head, d.prefill_left):
                 self._admit(r, match, d)
-                self._chunk(r, d, False, capped=[])
+                self._chunk(r, d, None, capped=[])
             if d.prefill_left <= 0 or not self._running.free_seats:
                 break
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from tidegate.core.blocks import BlockHash
+from tidegate.core.hashing import BlockHash
 from tidegate.core.decodes import DecodeSet
 from tidegate.core.hashing import block_hashes
 from tidegate.core.kv import KvCache, Lease
@@ -85,8 +85,7 @@ class Running:
         if r.decode_set is not None:
             self.decodes.leave(r)
         self.outstanding -= self.growth_left(r)
-        full = min(r.planned, r.known_tokens) // self.kv.block_size
-        self.kv.commit(r.lease, hashes_of(r, self.kv), full)
+        self._keep_computed(r, r.lease)
         self.kv.release(r.lease)
         r.lease = None
         self.left.append(r.slot)
@@ -99,6 +98,13 @@ class Running:
         if not self._tiers[r.tier]:
             del self._tiers[r.tier]
         self.version += 1
+
+    def _keep_computed(self, r: Request, lease: Lease) -> None:
+        """Leave the full blocks that `r` computed to the prefix cache."""
+        full = min(r.planned, r.known_tokens)
+        if r.token_ids is not None and self.kv.commit_outputs(lease, r.block_hashes, r.token_ids, full):
+            return
+        self.kv.commit(lease, hashes_of(r, self.kv), full // self.kv.block_size)
 
     def take_left(self) -> list[int]:
         """Seats given up since the last call."""
