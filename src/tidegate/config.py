@@ -151,6 +151,8 @@ class ServerConfig:
 
     api_keys:       none means that everybody may come
     max_body_bytes: larger bodies are refused with 413
+    drain_seconds:  how long a shutdown lets running requests finish
+    tenant_labels:  tenants that metrics name at most; the rest is "other"
     default_class:  class of a request that claims none
     service_tiers:  class for each of OpenAI's `service_tier` values, over the default ones; a tier
         without a class ("auto", "default") is the default class
@@ -162,6 +164,8 @@ class ServerConfig:
     port: Annotated[int, Strict(), Field(ge=0, le=65535)] = 8000
     api_keys: Annotated[tuple[ApiKey, ...], BeforeValidator(_api_keys)] = ()
     max_body_bytes: Size = 4 * 2**20
+    drain_seconds: Seconds = 30.0
+    tenant_labels: Count = 20
     default_class: Name = DEFAULT_CLASS
     service_tiers: Annotated[dict[str, Name], BeforeValidator(_over_default_tiers)] = field(
         default_factory=lambda: dict(DEFAULT_TIERS)

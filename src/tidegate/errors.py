@@ -1,14 +1,15 @@
 """Every error Tidegate raises on purpose.
 
-    TidegateError
-    ├── InputError              the user can mend it: the CLI prints one line and exits with 2
-    │   ├── ConfigError         a configuration file or option is wrong
-    │   ├── UnsupportedModel    a model whose architecture the torch executor refuses, by name
-    │   └── MissingExtra        an optional part is not installed; the message names the extra
-    ├── RequestRefused          the door refuses a request; carries a `Rejection`
-    ├── IllegalTransition       a status change that the table in core/request.py does not allow
-    ├── KvError                 a block was freed twice, or the pool's counts do not add up
-    └── EngineDead              the engine loop failed; every waiting client gets this
+TidegateError
+├── InputError              the user can mend it: the CLI prints one line and exits with 2
+│   ├── ConfigError         a configuration file or option is wrong
+│   ├── UnsupportedModel    a model whose architecture the torch executor refuses, by name
+│   └── MissingExtra        an optional part is not installed; the message names the extra
+├── RequestRefused          the door refuses a request; carries the reason's name
+│   └── Draining            the engine finishes what it has and takes nothing new
+├── IllegalTransition       a status change that the table in core/request.py does not allow
+├── KvError                 a block was freed twice, or the pool's counts do not add up
+└── EngineDead              the engine loop failed; every waiting client gets this
 """
 
 from __future__ import annotations
@@ -45,6 +46,13 @@ class RequestRefused(TidegateError):
         super().__init__(message)
         self.reason = reason
         self.retry_after = retry_after
+
+
+class Draining(RequestRefused):
+    """The engine finishes what it has and takes nothing new."""
+
+    def __init__(self, retry_after: float) -> None:
+        super().__init__("draining", "the server is shutting down; try another one or try again later", retry_after)
 
 
 class IllegalTransition(TidegateError):

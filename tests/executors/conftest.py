@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
+from tidegate.cli.environment import cache_dir
 from tidegate.executors.torch.model import LoadedModel, load_model
 from tidegate.executors.torch.weights import DEFAULT_MODEL, ModelFiles, ensure_model
 
@@ -15,7 +14,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def smollm_files() -> ModelFiles:
-    return ensure_model(DEFAULT_MODEL, Path.home() / ".cache" / "tidegate" / "models")
+    return ensure_model(DEFAULT_MODEL, cache_dir())
 
 
 @pytest.fixture(scope="session")

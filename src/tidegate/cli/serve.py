@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 # Threads take the interpreter's lock in turns of this many seconds: with Python's 5 ms a step would
 # wait that long for its turn whenever the HTTP side is busy.
 _SWITCH_SECONDS = 0.0005
-DRAIN_SECONDS = 30.0
 DEFAULT_KV_BYTES = 1 << 30
 
 
@@ -84,7 +83,7 @@ def _serve(config: Config) -> None:
         limits = config.limits(executor.num_blocks, executor.max_model_len)
         engine = Engine(Scheduler(config.build_policy(), limits), executor, depth=config.scheduler.pipeline_depth)
         service = Service(engine, executor)
-        metrics = Metrics(list(config.classes))
+        metrics = Metrics(list(config.classes), tenants=config.server.tenant_labels)
         engine.start()
         sys.setswitchinterval(_SWITCH_SECONDS)
         try:
@@ -94,7 +93,7 @@ def _serve(config: Config) -> None:
             raise
         engine.observers.append(metrics)
         app = create_app(service, metrics, config)
-        run(app, engine, sock, drain_seconds=DRAIN_SECONDS, ready=lambda: _say_ready(config, executor, sock))
+        run(app, engine, sock, drain_seconds=config.server.drain_seconds, ready=lambda: _say_ready(config, executor, sock))
 
 
 def _executor(config: Config) -> TorchExecutor:

@@ -24,7 +24,7 @@ from tidegate.engine.clock import Clock, RealClock
 from tidegate.engine.executor import Executor
 from tidegate.engine.output import Delta, OutputProcessor, OutputState, Usage, output_of
 from tidegate.engine.stream import Stream
-from tidegate.errors import EngineDead, RequestRefused
+from tidegate.errors import Draining, EngineDead, RequestRefused
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -38,13 +38,6 @@ class Observer(Protocol):
 
     def step(self, plan: StepPlan, seconds: float) -> None:
         """A step was computed; `seconds` is how long the executor was busy with it."""
-
-
-class Draining(RequestRefused):
-    """The engine finishes what it has and takes nothing new."""
-
-    def __init__(self, retry_after: float) -> None:
-        super().__init__("draining", "the server is shutting down; try another one or try again later", retry_after)
 
 
 class _Message(NamedTuple):
