@@ -178,7 +178,9 @@ TestDecodeMachine.settings = settings(max_examples=80, stateful_step_count=40, d
 
 def test_handed_out_lists_never_change() -> None:
     decodes = DecodeSet(4)
+    kv = KvCache(8, 4)
     a, b = (request(id, 1, 50) for id in "ab")
+    a.lease, b.lease = kv.reserve(kv.nothing, 1), kv.reserve(kv.nothing, 1)
     for slot, r in enumerate((a, b)):
         r.slot, r.target = slot, 50
         decodes.join(r)

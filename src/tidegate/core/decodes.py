@@ -38,7 +38,7 @@ class DecodeSet:
         self.sinks: list[Callable[[int], None]] = []
         self._handed_out = False
         self._index: dict[Request, int] = {}
-        self._wheel: list[dict[Request, None]] = [{} for _ in range(block_size)]
+        self._wheel: list[dict[Request, list[int]]] = [{} for _ in range(block_size)]
         self._ends: dict[int, dict[Request, None]] = {}
 
     def __len__(self) -> int:
@@ -52,7 +52,8 @@ class DecodeSet:
         self.slots.append(r.slot)
         self.sinks.append(_DISCARD if r.token_ids is None else r.token_ids.append)
         r.enter(self)
-        self._wheel[self._spoke(r)][r] = None
+        assert r.lease is not None
+        self._wheel[self._spoke(r)][r] = r.lease.table
         self._ends.setdefault(self._end(r), {})[r] = None
 
     def leave(self, r: Request) -> None:
@@ -77,8 +78,8 @@ class DecodeSet:
         clock, size = self.clock, len(self._wheel)
         return [
             r
-            for r in self._wheel[clock % size]
-            if r.lease is not None and len(r.lease.table) * size <= r._planned + clock - r.joined_clock
+            for r, table in self._wheel[clock % size].items()
+            if len(table) * size <= r._planned + clock - r.joined_clock
         ]
 
     def ending(self, clock: int) -> list[Request]:

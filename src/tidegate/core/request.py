@@ -10,8 +10,8 @@ from tidegate.core.slo import NO_SLO, Slo
 from tidegate.errors import IllegalTransition
 
 if TYPE_CHECKING:
-    from tidegate.core.hashing import BlockHash
     from tidegate.core.decodes import DecodeSet
+    from tidegate.core.hashing import BlockHash
     from tidegate.core.kv import Lease
     from tidegate.core.policy import Key
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from tidegate.core.hashing import BlockHash
 from tidegate.core.decodes import DecodeSet
-from tidegate.core.hashing import block_hashes
+from tidegate.core.hashing import BlockHash, block_hashes
 from tidegate.core.kv import KvCache, Lease
 from tidegate.core.limits import Limits
 from tidegate.core.request import Request
