@@ -139,7 +139,7 @@ class Planner:
                     blocks += v.blocks
                     seats += 1
                     what = "seat" if need.seats else "KV blocks"
-                    self._preempt(v, d, f"{what} wanted by {r.id} (class {r.tier} < {v.request.tier})")
+                    self._preempt(v, d, f"{what} wanted by {r.id} (priority {r.tier} < {v.request.tier})")
             blocks -= wanted + match.idle
             seats -= 1
             tokens -= r.known_tokens - match.blocks * self._limits.block_size
