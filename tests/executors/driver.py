@@ -20,7 +20,11 @@ class Handle:
 
 @dataclass
 class Work:
-    """One request under way. `planned` counts KV tokens planned, `sampled` outputs planned."""
+    """One request under way.
+
+    `planned` counts KV tokens planned, `sampled` outputs planned. Output `i` came in `results[i]`, as its
+    token number `indices[i]`.
+    """
 
     id: str
     tokens: list[int]
@@ -32,6 +36,7 @@ class Work:
     planned: int = 0
     sampled: int = 0
     results: list[StepResult] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
 
     @property
     def outputs(self) -> list[int]:
@@ -114,9 +119,10 @@ class Driver:
         """Apply the oldest result in flight."""
         emitting, future = self.in_flight.popleft()
         result = future.result(timeout=120)
-        for work, token in zip(emitting, result.tokens, strict=True):
+        for index, (work, token) in enumerate(zip(emitting, result.tokens, strict=True)):
             work.tokens.append(token)
             work.results.append(result)
+            work.indices.append(index)
 
     def drain(self) -> None:
         while self.in_flight:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from tidegate.errors import ConfigError, InputError, UnsupportedModel
 from tidegate.executors.torch import attention
@@ -72,9 +76,10 @@ def load_model(path: Path, *, name: str, dtype: str = "bfloat16", device: str = 
     torch_device = torch.device(device)
     chosen = choose_dtype(dtype, torch_device, threads)
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=chosen, local_files_only=True)
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError) as error:
+        with quiet_transformers():
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=chosen, local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{path} holds no usable model: {first_line(error)}") from error
     return prepare_model(model.to(torch_device), tokenizer, name=name)
 
@@ -140,6 +145,20 @@ def choose_dtype(dtype: str, device: torch.device, threads: int) -> torch.dtype:
     if dtype not in DTYPES:
         raise ConfigError(f"dtype '{dtype}' is unknown; use auto, {' or '.join(sorted(DTYPES))}")
     return DTYPES[dtype]
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers' progress bars and advice off the terminal; errors still show."""
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
 
 
 def first_line(error: BaseException) -> str:

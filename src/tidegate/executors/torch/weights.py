@@ -24,7 +24,7 @@ from pathlib import Path
 from filelock import FileLock
 from rich.console import Console
 
-from tidegate.errors import InputError, UnsupportedModel
+from tidegate.errors import InputError
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -106,18 +106,17 @@ def convert_gguf(gguf: Path, target: Path) -> None:
     transformers does not save a model that it loaded from a GGUF file; a fresh model of the same
     configuration takes the weights and is saved instead.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    from tidegate.executors.torch.model import DTYPES, check_architecture, first_line
+    from tidegate.executors.torch.model import DTYPES, check_architecture, first_line, quiet_transformers
 
-    dtype = DTYPES["bfloat16"]
-    with _phase(f"Converting {gguf.name} (once, about a minute)"):
+    dtype, source = DTYPES["bfloat16"], {"gguf_file": gguf.name, "local_files_only": True}
+    unpacked = GgufConfig(dequantize=True)
+    with _phase(f"Converting {gguf.name} (once, about a minute)"), quiet_transformers():
         try:
-            check_architecture(AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name))
-            loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=dtype)
-            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        except UnsupportedModel:
-            raise
+            check_architecture(AutoConfig.from_pretrained(gguf.parent, **source))
+            loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=dtype, quantization_config=unpacked, **source)
+            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **source)
         except (OSError, ValueError, KeyError, NotImplementedError) as error:
             raise InputError(f"cannot read {gguf.name} as a model: {first_line(error)}") from error
         config = loaded.config
