@@ -240,12 +240,16 @@ class Driver:
         assert sorted([*plan.admitted, *plan.restored]) == sorted(join.request_id for join in plan.joined)
 
     def _check_order(self, plan):
-        """Equals do not displace equals, and without back-fill who was preempted is back before the others."""
+        """Equals do not displace equals, and who was preempted is back before the others.
+
+        Two features let others pass on purpose: back-fill, and the wait for a prefix in the making.
+        """
         for victim in plan.preempted:
             wanted_by = DISPLACED.search(victim.reason)
             if wanted_by:
                 assert self.requests[wanted_by[1]].tier < self.requests[victim.request_id].tier
-        if self.scheduler.policy.features.backfill or not plan.admitted:
+        features = self.scheduler.policy.features
+        if features.backfill or features.hold_pending or not plan.admitted:
             return
         victims = {victim.request_id for victim in plan.preempted}
         for r in self.scheduler.waiting:
