@@ -44,11 +44,14 @@ STEP_TOKENS = 512
 TRIALS = ("sdpa", "paged|eager")
 
 
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+
+
 @dataclass
 class Greedy:
-    """The handle of a request without wishes."""
+    """The handle of a request."""
 
-    params: SamplingParams = SamplingParams(temperature=0.0, ignore_eos=True)
+    params: SamplingParams
 
 
 def prompts(count: int, length: int = PROMPT) -> list[list[int]]:
@@ -57,13 +60,15 @@ def prompts(count: int, length: int = PROMPT) -> list[list[int]]:
     return [[rng.randrange(100, 40000) for _ in range(length)] for _ in range(count)]
 
 
-def serve(executor: TorchExecutor, load: list[list[int]], outputs: int, depth: int = 2) -> tuple[float, list[list[int]]]:
+def serve(
+    executor: TorchExecutor, load: list[list[int]], outputs: int, depth: int = 2
+) -> tuple[float, list[list[int]]]:
     """Seconds to serve `load` with the real scheduler, and the outputs."""
     limits = Limits(
         num_blocks=executor.num_blocks, block_size=BLOCK, max_num_seqs=SEATS, max_num_batched_tokens=STEP_TOKENS
     )
     scheduler = Scheduler(build_policy("vllm-v1"), limits)
-    requests = [Request(str(i), token_ids=p, max_tokens=outputs, handle=Greedy()) for i, p in enumerate(load)]
+    requests = [Request(str(i), token_ids=p, max_tokens=outputs, handle=Greedy(GREEDY)) for i, p in enumerate(load)]
     pipeline: deque[tuple[StepPlan, Future[StepResult]]] = deque()
     start = time.perf_counter()
     for r in requests:
@@ -85,7 +90,11 @@ def transformers_batching(model: PreTrainedModel, load: list[list[int]], outputs
     model.set_attn_implementation(attention)
     generation = GenerationConfig(max_new_tokens=outputs, do_sample=False, eos_token_id=-1, pad_token_id=0)
     batching = ContinuousBatchingConfig(
-        page_size=32, num_blocks=640, max_batch_tokens=STEP_TOKENS, max_requests_per_batch=SEATS, allow_block_sharing=False
+        page_size=32,
+        num_blocks=640,
+        max_batch_tokens=STEP_TOKENS,
+        max_requests_per_batch=SEATS,
+        allow_block_sharing=False,
     )
     start = time.perf_counter()
     done = model.generate_batch(
@@ -111,7 +120,9 @@ def single_stream(executor: TorchExecutor) -> tuple[float, float]:
     return max(rates), min(overheads)
 
 
-def measure(rounds: int, requests: int, threads: int, dtype_name: str, model_name: str, cache_dir: Path) -> dict[str, Any]:
+def measure(
+    rounds: int, requests: int, threads: int, dtype_name: str, model_name: str, cache_dir: Path
+) -> dict[str, Any]:
     """Both sides in turn; see the module's docstring."""
     torch.set_num_threads(threads)
     files = ensure_model(model_name, cache_dir)

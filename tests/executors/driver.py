@@ -142,9 +142,7 @@ class Driver:
         work.planned = len(shared) * size
         self.by_slot[work.slot] = work
         outputs = len(work.tokens) - work.prompt
-        self.joined.append(
-            Join(work.slot, work.id, work.handle, work.tokens, work.planned, outputs, list(work.blocks))
-        )
+        self.joined.append(Join(work.slot, work.id, work.handle, work.tokens, work.planned, outputs, list(work.blocks)))
 
     def _leave(self, work: Work) -> None:
         del self.by_slot[work.slot]

@@ -33,13 +33,16 @@ def tiny_config(kind: str, **changes: Any) -> Any:
     return AutoConfig.for_model(kind, **{**sizes, **changes})
 
 
-def tiny_pair(kind: str, *, pack: bool = True, **changes: Any) -> tuple[PreTrainedModel, LoadedModel]:
-    """The same random float32 model twice: plain eager transformers, and ours."""
+def tiny_pair(
+    kind: str, *, pack: bool = True, dtype: torch.dtype = torch.float32, **changes: Any
+) -> tuple[PreTrainedModel, LoadedModel]:
+    """The same random model twice: plain eager transformers in float32, and ours in `dtype`."""
     torch.manual_seed(7)
     config = tiny_config(kind, **changes)
     plain = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager").eval()
     ours = AutoModelForCausalLM.from_config(copy.deepcopy(config))
     ours.load_state_dict(plain.state_dict())
+    ours.to(dtype)
     return plain, prepare_model(ours, None, name=f"tiny-{kind}", pack=pack)
 
 
@@ -56,4 +59,6 @@ def assert_greedy(plain: PreTrainedModel, prompt: list[int], outputs: list[int])
     for index, taken in enumerate(outputs):
         tie = best[index, 0] - best[index, 1] < NEAR_TIE
         right = ids[index].tolist() if tie else [int(ids[index, 0])]
-        assert taken in right, f"output {index} is {taken}, transformers says {right} (gap {best[index, 0] - best[index, 1]:.2e})"
+        assert taken in right, (
+            f"output {index} is {taken}, transformers says {right} (gap {best[index, 0] - best[index, 1]:.2e})"
+        )

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.executors.driver import Driver
-from tests.executors.reference import assert_greedy, tiny_config, tiny_pair
 from transformers import AutoConfig
 
+from tests.executors.driver import Driver
+from tests.executors.reference import assert_greedy, tiny_config, tiny_pair
 from tidegate.errors import UnsupportedModel
 from tidegate.executors.torch.executor import TorchExecutor
 from tidegate.executors.torch.model import ARCHITECTURES, check_architecture

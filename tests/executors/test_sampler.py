@@ -23,7 +23,9 @@ VOCAB = 400
 GREEDY = SamplingParams(temperature=0.0)
 
 
-def sampler(params: Mapping[int, SamplingParams], tokens: Mapping[int, tuple[list[int], list[int]]] | None = None) -> Sampler:
+def sampler(
+    params: Mapping[int, SamplingParams], tokens: Mapping[int, tuple[list[int], list[int]]] | None = None
+) -> Sampler:
     """A sampler whose slots hold requests with `params`, each with (prompt, outputs)."""
     made = Sampler(GrammarCompiler(None, VOCAB), VOCAB, frozenset({2}), 8, CPU)
     for slot, p in params.items():

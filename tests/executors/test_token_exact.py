@@ -8,7 +8,6 @@ the pipeline depth.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -66,7 +65,12 @@ def run(asks: list[Ask], executor: TorchExecutor, limits: Limits, policy: str, d
         while waiting and waiting[0][1].step <= step:
             index, ask = waiting.pop(0)
             r = Request(
-                str(index), token_ids=ask.prompt, max_tokens=ask.max_tokens, priority=ask.priority, handle=Handle(), arrival=now
+                str(index),
+                token_ids=ask.prompt,
+                max_tokens=ask.max_tokens,
+                priority=ask.priority,
+                handle=Handle(),
+                arrival=now,
             )
             try:
                 scheduler.add(r, now)
@@ -196,9 +200,15 @@ def test_a_tight_pool_preempts_and_restores_without_a_trace(
 ) -> None:
     """The load above, fixed: preemptions, recomputation in chunks and shared prefixes all do happen."""
     plain, ours = tiny
-    load = [Ask(2 * i, STEMS[i % 2][: 16 + i] + (5 + i,), 40, priority=i % 3) for i in range(8)]
+    load = [Ask(2 * i, (*STEMS[i % 2][: 16 + i], 5 + i), 40, priority=i % 3) for i in range(8)]
     limits = Limits(
-        num_blocks=40, block_size=4, max_num_seqs=6, max_num_batched_tokens=16, max_model_len=128, headroom="none", resume_span=4
+        num_blocks=40,
+        block_size=4,
+        max_num_seqs=6,
+        max_num_batched_tokens=16,
+        max_model_len=128,
+        headroom="none",
+        resume_span=4,
     )
     executor = TorchExecutor(ours, block_size=4, num_blocks=40, max_num_seqs=6, max_model_len=128, threads=1)
     try:
@@ -212,10 +222,10 @@ def test_a_tight_pool_preempts_and_restores_without_a_trace(
 
 
 @pytest.fixture(scope="module")
-def plain_smollm(smollm: LoadedModel, smollm_files: object) -> Iterator[PreTrainedModel]:
+def plain_smollm(smollm: LoadedModel, smollm_files: object) -> PreTrainedModel:
     """The real model as transformers alone runs it."""
     path = smollm_files.path  # type: ignore[attr-defined]
-    yield AutoModelForCausalLM.from_pretrained(path, dtype="float32", attn_implementation="eager").eval()
+    return AutoModelForCausalLM.from_pretrained(path, dtype="float32", attn_implementation="eager").eval()
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -223,14 +233,25 @@ def test_the_real_model_is_token_exact(smollm: LoadedModel, plain_smollm: PreTra
     """SmolLM2 on a pool that forces preemption: chat prompts with one system prompt, in chunks."""
     tokenizer = smollm.tokenizer
     assert tokenizer is not None
-    questions = ["What is the capital of France?", "Count from one to ten.", "Name three colours.", "Why is the sky blue?"]
+    questions = [
+        "What is the capital of France?",
+        "Count from one to ten.",
+        "Name three colours.",
+        "Why is the sky blue?",
+    ]
     load = []
     for i, question in enumerate(questions):
         chat = [{"role": "user", "content": question}]
         ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"]
         load.append(Ask(3 * i, tuple(ids), 24, priority=-i))
     limits = Limits(
-        num_blocks=14, block_size=8, max_num_seqs=3, max_num_batched_tokens=24, max_model_len=128, headroom="none", resume_span=4
+        num_blocks=14,
+        block_size=8,
+        max_num_seqs=3,
+        max_num_batched_tokens=24,
+        max_model_len=128,
+        headroom="none",
+        resume_span=4,
     )
     executor = TorchExecutor(smollm, block_size=8, num_blocks=14, max_num_seqs=3, max_model_len=128, threads=1)
     try:

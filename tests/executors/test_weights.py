@@ -72,7 +72,9 @@ def packaged(tmp_path_factory: pytest.TempPathFactory) -> PackagedModel:
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.write(folder / "tiny.gguf", MEMBER)
         archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-llm\nVersion: 1.0\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         archive.writestr(f"{info}/RECORD", "")
     return PackagedModel("tiny", str(wheel), sha256(wheel), MEMBER, sha256(folder / "tiny.gguf"))
 
@@ -219,19 +221,19 @@ def test_names_that_are_no_model_are_refused(tmp_path: Path) -> None:
             ensure_model(name, tmp_path / "models")
     for number in range(2):
         (tmp_path / f"{number}.gguf").touch()
-    with pytest.raises(InputError, match="holds 2 .gguf files"):
+    with pytest.raises(InputError, match=r"holds 2 \.gguf files"):
         ensure_model(str(tmp_path), tmp_path / "models")
 
 
 def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
     (tmp_path / "noise.gguf").write_bytes(b"not a model")
-    with pytest.raises(InputError, match="noise.gguf"):
+    with pytest.raises(InputError, match=r"noise\.gguf"):
         ensure_model(str(tmp_path / "noise.gguf"), tmp_path / "models")
 
 
 def test_an_unsupported_gguf_is_refused_by_name(tmp_path: Path) -> None:
     write_gguf(tmp_path / "other.gguf", "gpt2")
-    with pytest.raises((UnsupportedModel, InputError), match="gpt2|other.gguf"):
+    with pytest.raises((UnsupportedModel, InputError), match=r"gpt2|other\.gguf"):
         ensure_model(str(tmp_path / "other.gguf"), tmp_path / "models")
 
 

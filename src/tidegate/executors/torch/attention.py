@@ -82,7 +82,7 @@ def paged_attention(
 
     Writes the rows' keys and values into the paged tensor before anything is read.
     """
-    keys, values = paged.kv.layer(module.layer_idx)  # type: ignore[arg-type]
+    keys, values = paged.kv.layer(module.layer_idx)
     flat = (-1, *keys.shape[2:])
     keys.view(flat).index_copy_(0, paged.kv_rows, key[0].transpose(0, 1))
     values.view(flat).index_copy_(0, paged.kv_rows, value[0].transpose(0, 1))
@@ -94,8 +94,9 @@ def paged_attention(
         decode = decode_numba if paged.numba else decode_torch
         where = (paged.tables, paged.positions, paged.slots)
         parts.append(decode(rows[:decodes].contiguous(), keys, values, *where, scaling, window, cap))
-    for chunk in paged.chunks:
-        parts.append(_attend_chunk(rows[chunk.row : chunk.row + chunk.length], keys, values, chunk, scaling, window, cap))
+    parts += [
+        _attend_chunk(rows[c.row : c.row + c.length], keys, values, c, scaling, window, cap) for c in paged.chunks
+    ]
     out = parts[0] if len(parts) == 1 else torch.cat(parts)
     return out[None], None
 
@@ -148,7 +149,13 @@ def decode_torch(
 
 
 def _attend_chunk(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, chunk: ChunkSpan, scaling: float, window: int, softcap: float
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    chunk: ChunkSpan,
+    scaling: float,
+    window: int,
+    softcap: float,
 ) -> torch.Tensor:
     """A chunk's queries `[length, heads, D]` over the gathered context -> `[length, heads, D]`."""
     total = chunk.start + chunk.length

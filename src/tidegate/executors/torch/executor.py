@@ -49,7 +49,9 @@ class TorchExecutor:
         if (num_blocks is None) == (kv_bytes is None):
             raise ConfigError("give the KV pool's size either as num_blocks or as kv_bytes")
         if max_model_len is not None and max_model_len > loaded.max_positions:
-            raise ConfigError(f"max_model_len {max_model_len} is more than the model's {loaded.max_positions}: lower it")
+            raise ConfigError(
+                f"max_model_len {max_model_len} is more than the model's {loaded.max_positions}: lower it"
+            )
         self.num_blocks = num_blocks if num_blocks is not None else shape.blocks_in(kv_bytes or 0)
         self.block_size = block_size
         self.max_model_len = max_model_len or loaded.max_positions
@@ -102,7 +104,9 @@ class TorchExecutor:
         heads = loaded.model.config.num_attention_heads
         q = torch.zeros((1, heads, loaded.head_dim), dtype=loaded.dtype)
         keys, values = self._slots.kv.layer(0)
-        attention.decode_numba(q, keys, values, self._slots.tables, self._slots.positions, np.zeros(1, np.int64), 1.0, 0, 0.0)
+        attention.decode_numba(
+            q, keys, values, self._slots.tables, self._slots.positions, np.zeros(1, np.int64), 1.0, 0, 0.0
+        )
 
     @torch.inference_mode()
     def _step(self, plan: StepPlan) -> StepResult:

@@ -60,7 +60,7 @@ class GrammarCompiler:
             raise InputError(f"the JSON schema cannot be used: {grammar.matcher.get_error().splitlines()[0]}")
 
     def grammar(self, schema: Mapping[str, object], outputs: Sequence[int]) -> Grammar:
-        """The grammar of a request that emitted `outputs` already. A bad schema ends it by an error at its first token."""
+        """The grammar of a request that emitted `outputs` already; a bad schema is an error at its next token."""
         matcher = self._matcher(schema)
         if not matcher.is_error():
             matcher.consume_tokens(list(outputs))

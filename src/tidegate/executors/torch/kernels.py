@@ -7,7 +7,7 @@ registers, and sums are float32 throughout.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -72,7 +72,7 @@ def _softmax(row, softcap):  # type: ignore[no-untyped-def]
         row[i] *= inverse
 
 
-@lru_cache(maxsize=None)
+@cache
 def decode_kernel(head_dim: int, bits16: bool) -> Callable[..., None]:
     """The kernel for one head size and KV format, compiled at its first call (some seconds).
 
@@ -98,7 +98,11 @@ def decode_kernel(head_dim: int, bits16: bool) -> Callable[..., None]:
         for r in range(rows):
             for d in range(head_dim):
                 query[r, d] = load(q[first * group + r, d]) * scaling
-        query_at, acc_at, scores_at = np.int64(query.ctypes.data), np.int64(acc.ctypes.data), np.int64(scores.ctypes.data)
+        query_at, acc_at, scores_at = (
+            np.int64(query.ctypes.data),
+            np.int64(acc.ctypes.data),
+            np.int64(scores.ctypes.data),
+        )
         keys_at = np.int64(keys.ctypes.data) + first * row_bytes
         values_at = np.int64(values.ctypes.data) + first * row_bytes
         for b in range(start // size, (end - 1) // size + 1):

@@ -29,7 +29,8 @@ class KvShape:
         blocks = kv_bytes // self.block_bytes
         if blocks < 1:
             raise ConfigError(
-                f"the KV memory of {kv_bytes} bytes holds no block of {self.block_bytes} bytes: raise it or lower block_size"
+                f"the KV memory of {kv_bytes} bytes holds no block of {self.block_bytes} bytes: "
+                "raise it or lower block_size"
             )
         return int(blocks)
 
@@ -44,7 +45,9 @@ class PagedKv:
         self.shape = shape
         self.blocks = blocks
         self.data = torch.zeros(
-            (shape.layers, 2, blocks, shape.block_size, shape.kv_heads, shape.head_dim), dtype=shape.dtype, device=device
+            (shape.layers, 2, blocks, shape.block_size, shape.kv_heads, shape.head_dim),
+            dtype=shape.dtype,
+            device=device,
         )
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -128,9 +128,13 @@ def check_architecture(config: PreTrainedConfig) -> None:
     """Raise UnsupportedModel, naming what is in the way, unless the model can be served exactly."""
     kind = config.model_type
     if kind not in ARCHITECTURES:
-        raise UnsupportedModel(f"architecture '{kind}' is not supported; use one of: {', '.join(sorted(ARCHITECTURES))}")
+        raise UnsupportedModel(
+            f"architecture '{kind}' is not supported; use one of: {', '.join(sorted(ARCHITECTURES))}"
+        )
     if getattr(config, "quantization_config", None) is not None:
-        raise UnsupportedModel("quantised weights are not supported; use the model's bfloat16 or float32 weights, or a GGUF file")
+        raise UnsupportedModel(
+            "quantised weights are not supported; use the model's bfloat16 or float32 weights, or a GGUF file"
+        )
     bad = _rope_types(getattr(config, "rope_parameters", None)) & BATCH_DEPENDENT_ROPE
     if bad:
         raise UnsupportedModel(

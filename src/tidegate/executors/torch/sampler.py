@@ -50,7 +50,9 @@ class Groups:
 class Sampler:
     """Sampling state by slot. Requests come with `join`, and go with `leave`."""
 
-    def __init__(self, compiler: GrammarCompiler, vocab_size: int, eos: frozenset[int], max_num_seqs: int, device: torch.device) -> None:
+    def __init__(
+        self, compiler: GrammarCompiler, vocab_size: int, eos: frozenset[int], max_num_seqs: int, device: torch.device
+    ) -> None:
         self._compiler = compiler
         self._eos = eos
         self._device = device

@@ -7,7 +7,7 @@ LLVM splits that into whatever registers the CPU has, so they are portable.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -31,7 +31,7 @@ class Primitives(NamedTuple):
     add_weighted: Any
 
 
-@lru_cache(maxsize=None)
+@cache
 def primitives(dim: int, bits16: bool) -> Primitives:
     """The primitives for KV rows of `dim` float32, or of `dim` bfloat16 with `bits16`."""
     vector = ir.VectorType(FLOAT, dim)

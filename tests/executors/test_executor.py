@@ -1,0 +1,141 @@
+"""The executor by hand-built plans: shared blocks, preemption, the pipeline, its sizes and its errors."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+from transformers.modeling_utils import PreTrainedModel
+
+from tests.executors.driver import Driver, Handle
+from tests.executors.reference import assert_greedy, tiny_pair
+from tidegate.core.plan import Chunk, Join, StepPlan
+from tidegate.errors import ConfigError
+from tidegate.executors.torch.executor import TorchExecutor
+from tidegate.executors.torch.kvcache import KvShape
+from tidegate.executors.torch.model import LoadedModel, choose_dtype
+
+PROMPT = [(11 * i) % 300 + 3 for i in range(29)]
+
+
+@pytest.fixture(scope="module")
+def tiny() -> tuple[PreTrainedModel, LoadedModel]:
+    return tiny_pair("llama")
+
+
+@pytest.fixture(scope="module")
+def executor(tiny: tuple[PreTrainedModel, LoadedModel]) -> Iterator[TorchExecutor]:
+    made = TorchExecutor(tiny[1], block_size=4, num_blocks=64, max_num_seqs=6, max_model_len=128, threads=1)
+    yield made
+    made.close()
+
+
+def shuffled(seed: int) -> list[int]:
+    return random.Random(seed).sample(range(64), 64)
+
+
+def test_a_prefix_block_is_shared_by_requests_that_run_at_once(
+    tiny: tuple[PreTrainedModel, LoadedModel], executor: TorchExecutor
+) -> None:
+    """Five blocks are computed by the first request and read by two more, which compute only their own tails."""
+    driver = Driver(executor, shuffled(1), depth=2)
+    first = driver.add("first", PROMPT, 20)
+    driver.step({"first": 100})
+    shared = first.blocks[:5]
+    others = [driver.add(str(i), [*PROMPT[:20], 40 + i, 50 + i], 20, shared=list(shared)) for i in range(2)]
+    driver.run()
+    for work in (first, *others):
+        assert_greedy(tiny[0], work.tokens[: work.prompt], work.outputs)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_preempted_request_resumes_where_it_was(
+    tiny: tuple[PreTrainedModel, LoadedModel], executor: TorchExecutor, depth: int
+) -> None:
+    driver = Driver(executor, shuffled(2), depth)
+    works = [driver.add(str(i), PROMPT[i:], 24) for i in range(3)]
+    for _ in range(9):
+        driver.step({w.id: 10 for w in works})
+    driver.drain()
+    victim = works[1]
+    assert 0 < len(victim.outputs) < 24
+    driver.preempt(victim)
+    driver.step()
+    driver.drain()
+    driver.resume(victim)
+    driver.run(chunk=6)
+    for work in works:
+        assert len(work.outputs) == 24
+        assert_greedy(tiny[0], work.tokens[: work.prompt], work.outputs)
+
+
+def test_a_steady_decode_reuses_its_packed_slots(executor: TorchExecutor) -> None:
+    """While `plan.decodes` is the same list, the executor keys its arrays by that."""
+    driver = Driver(executor, shuffled(3))
+    driver.add("a", PROMPT, 9)
+    driver.add("b", PROMPT, 9)
+    driver.step({"a": 100, "b": 100})
+    driver.step()
+    packed = executor._slots._slots
+    driver.step()
+    assert executor._slots._slots is packed
+    driver.run()
+
+
+def test_bfloat16_runs_on_both_attentions() -> None:
+    """The decode kernel on bfloat16 bits and plain torch operations agree, but for rounding far along."""
+    _, half = tiny_pair("llama", dtype=torch.bfloat16)
+    outputs = []
+    for numba in (True, False):
+        made = TorchExecutor(half, num_blocks=16, max_num_seqs=2, max_model_len=64, threads=1, numba_attention=numba)
+        driver = Driver(made, list(range(16)))
+        work = driver.add("a", PROMPT, 6)
+        driver.run()
+        outputs.append(work.outputs)
+        made.close()
+    assert outputs[0][:3] == outputs[1][:3]
+
+
+def test_the_pool_is_sized_by_bytes_or_by_blocks(tiny: tuple[PreTrainedModel, LoadedModel]) -> None:
+    loaded = tiny[1]
+    shape = KvShape(loaded.layers, loaded.kv_heads, loaded.head_dim, 4, torch.float32)
+    assert shape.block_bytes == 2 * 4 * 4 * 2 * 16 * 4
+    made = TorchExecutor(loaded, block_size=4, kv_bytes=10 * shape.block_bytes + 5, threads=1)
+    assert (made.num_blocks, made.max_model_len, made.vocab_size) == (10, 512, 320)
+    assert made._slots.kv.data.nbytes == 10 * shape.block_bytes
+    made.close()
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({}, "num_blocks or as kv_bytes"),
+        ({"num_blocks": 4, "kv_bytes": 4}, "num_blocks or as kv_bytes"),
+        ({"kv_bytes": 10}, "holds no block"),
+        ({"num_blocks": 4, "max_model_len": 10_000}, "more than the model's 512"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(
+    tiny: tuple[PreTrainedModel, LoadedModel], arguments: dict[str, int], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        TorchExecutor(tiny[1], threads=1, **arguments)
+
+
+def test_number_formats_by_name() -> None:
+    cpu = torch.device("cpu")
+    assert choose_dtype("bfloat16", cpu, 1) is torch.bfloat16
+    assert choose_dtype("auto", cpu, 1) in (torch.bfloat16, torch.float32)
+    with pytest.raises(ConfigError, match="float16"):
+        choose_dtype("float16", cpu, 1)
+
+
+def test_what_a_step_raises_its_future_raises(executor: TorchExecutor) -> None:
+    """A token id outside the vocabulary fails the step, and nothing hangs."""
+    join = Join(0, "bad", Handle(), [3, 10_000], 0, 0, [0])
+    future = executor.submit(StepPlan(0, 0.0, chunks=[Chunk(0, 0, 2, True)], joined=[join]))
+    with pytest.raises(IndexError):
+        future.result(timeout=60)
