@@ -38,7 +38,7 @@ class Backfill:
     def harmless(self, r: Request, match: Match, head: Request, tokens_per_step: int) -> bool:
         """Whether `r` may start now although `head` waits for memory."""
         running, kv = self._running, self._kv
-        peak = running.footprint(r)
+        peak = r.footprint
         to_compute = r.known_tokens - match.blocks * self._limits.block_size
         steps = -(-to_compute // max(1, tokens_per_step)) + r.target - r.emitted - 1
         grown = kv.blocks_for(steps)
@@ -55,8 +55,8 @@ class Backfill:
         state = (head, self._running.version)
         if self._start is None or self._start[0] != state:
             running = self._running
-            ends = sorted((steps_left(m), running.footprint(m)) for m in running.members)
-            room = self._kv.num_blocks - sum(peak for _, peak in ends) - running.footprint(head)
+            ends = sorted((steps_left(m), m.footprint) for m in running.members)
+            room = self._kv.num_blocks - sum(peak for _, peak in ends) - head.footprint
             at = 0
             for steps, peak in ends:
                 if room >= 0:

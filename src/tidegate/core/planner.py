@@ -309,13 +309,13 @@ class Planner:
     def _blocks_wanted(self, r: Request) -> int:
         """Blocks reserved when `r` starts: all it knows, or its whole footprint once it was evicted too often."""
         if r.preemptions >= self._limits.max_preemptions:
-            return self._running.footprint(r)
+            return r.footprint
         return self._kv.blocks_for(r.known_tokens)
 
     def _headroom(self, r: Request) -> int:
         """Blocks that must stay free beside `r`'s own when it starts among others."""
         limits, running = self._limits, self._running
-        own = running.footprint(r) - self._blocks_wanted(r)
+        own = r.footprint - self._blocks_wanted(r)
         if limits.headroom == "declared":
             return running.outstanding + own
         if r.preemptions:

@@ -95,6 +95,7 @@ class Request:
         "decode_set",
         "finish_reason",
         "first_token_at",
+        "footprint",
         "gaps",
         "handle",
         "id",
@@ -171,6 +172,7 @@ class Request:
         self.decode_set: DecodeSet | None = None
         self.joined_clock = 0
         self.target = 0
+        self.footprint = 0
         self.in_flight = 0
         self.clip = False
         self._planned = 0

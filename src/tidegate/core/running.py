@@ -47,10 +47,6 @@ class Running:
         """The largest tier that runs; None if nobody does."""
         return max(self._tiers, default=None)
 
-    def footprint(self, r: Request) -> int:
-        """Blocks `r` holds at its peak. Its last token is never written to the cache."""
-        return self.kv.blocks_for(r.prompt_tokens + r.target - 1)
-
     def seat(self, r: Request, lease: Lease) -> None:
         """`r` takes a seat and will compute its known tokens."""
         r.lease = lease
@@ -113,7 +109,7 @@ class Running:
     def growth_left(self, r: Request) -> int:
         """Blocks by which `r` may still grow, as declared."""
         assert r.lease is not None
-        return max(0, self.footprint(r) - len(r.lease.table))
+        return max(0, r.footprint - len(r.lease.table))
 
 
 def hashes_of(r: Request, kv: KvCache) -> list[BlockHash]:

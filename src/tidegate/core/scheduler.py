@@ -181,7 +181,10 @@ class Scheduler:
         return self.policy.order.key(r, self.ctx)
 
     def _unfit(self, r: Request) -> Reject | None:
-        """Why `r` can never run, if so. Otherwise settles how many outputs it may have (`r.target`)."""
+        """Why `r` can never run, if so.
+
+        Otherwise settles how many outputs it may have (`r.target`) and its blocks at its peak (`r.footprint`).
+        """
         limits = self.limits
         if r.prompt_tokens < 1:
             return Reject(Rejection.BAD_REQUEST, "the prompt is empty; give at least one token")
@@ -199,6 +202,7 @@ class Scheduler:
             return Reject(Rejection.KV_CAPACITY, f"{wanted} KV blocks wanted, the pool has {limits.num_blocks}")
         r.clip = declared is None or declared > pool
         r.target = pool if r.clip or declared is None else declared
+        r.footprint = self.kv.blocks_for(r.prompt_tokens + r.target - 1)  # its last token is never written
         return None
 
     def _unpark(self, now: float) -> None:
