@@ -61,9 +61,12 @@ def prompts(count: int, length: int = PROMPT) -> list[list[int]]:
 
 
 def serve(
-    executor: TorchExecutor, load: list[list[int]], outputs: int, depth: int = 2
-) -> tuple[float, list[list[int]]]:
-    """Seconds to serve `load` with the real scheduler, and the outputs."""
+    executor: TorchExecutor, load: list[list[int]], outputs: int, depth: int = 2, beside: list[float] | None = None
+) -> float:
+    """Seconds to serve `load` with the real scheduler.
+
+    At depth 1, `beside` gets what each step took beside the model's forward (seconds).
+    """
     limits = Limits(
         num_blocks=executor.num_blocks, block_size=BLOCK, max_num_seqs=SEATS, max_num_batched_tokens=STEP_TOKENS
     )
@@ -74,15 +77,20 @@ def serve(
     for r in requests:
         scheduler.add(r, 0.0)
     while scheduler.has_work or pipeline:
-        plan = scheduler.plan(time.perf_counter() - start)
+        step, forward = time.perf_counter(), executor.forward_seconds
+        plan = scheduler.plan(step - start)
         if plan:
             pipeline.append((plan, executor.submit(plan)))
         while pipeline and (len(pipeline) >= depth or not plan):
             oldest, future = pipeline.popleft()
             scheduler.apply(oldest, future.result(), time.perf_counter() - start)
         scheduler.take_events()
-    seconds = time.perf_counter() - start
-    return seconds, [(r.token_ids or [])[r.prompt_tokens :] for r in requests]
+        if beside is not None:
+            beside.append(time.perf_counter() - step - (executor.forward_seconds - forward))
+    short = [r.id for r in requests if len(r.token_ids or []) != r.prompt_tokens + outputs]
+    if short:
+        raise SystemExit(f"requests {short[:3]} did not get their {outputs} tokens")
+    return time.perf_counter() - start
 
 
 def transformers_batching(model: PreTrainedModel, load: list[list[int]], outputs: int, attention: str) -> float:
@@ -108,16 +116,14 @@ def transformers_batching(model: PreTrainedModel, load: list[list[int]], outputs
 
 
 def single_stream(executor: TorchExecutor) -> tuple[float, float]:
-    """Batch 1 at pipeline depth 1: tokens a second, and what a step costs beside the model's forward, in ms."""
+    """Batch 1 at pipeline depth 1: tokens a second, and the median ms of a step beside the model's forward."""
     load = prompts(1)
-    rates, overheads = [], []
+    rates: list[float] = []
+    beside: list[float] = []
     for _ in range(3):
-        short, _ = serve(executor, load, 1, depth=1)
-        before = executor.forward_seconds
-        long, _ = serve(executor, load, 1 + OUTPUT, depth=1)
-        rates.append(OUTPUT / (long - short))
-        overheads.append((long - (executor.forward_seconds - before)) / (1 + OUTPUT) * 1e3)
-    return max(rates), min(overheads)
+        first = serve(executor, load, 1, depth=1)
+        rates.append(OUTPUT / (serve(executor, load, 1 + OUTPUT, depth=1, beside=beside) - first))
+    return max(rates), statistics.median(beside) * 1e3
 
 
 def measure(
@@ -145,7 +151,7 @@ def measure(
     ours_s, theirs_s, outside = [], [], []
     for _ in range(rounds):
         inside = executor.forward_seconds + executor.sampling_seconds
-        seconds, _ = serve(executor, load, OUTPUT)
+        seconds = serve(executor, load, OUTPUT)
         inside = executor.forward_seconds + executor.sampling_seconds - inside
         ours_s.append(seconds)
         outside.append(1 - inside / seconds)
