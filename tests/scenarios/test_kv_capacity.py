@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from tidegate.core.planner import Planner
+from tidegate.core.room import Room
 from tidegate.core.scheduler import Scheduler
 from tidegate.executors.scripted import ScriptedExecutor
 
@@ -49,7 +49,7 @@ class Trusting(ScriptedExecutor):
 
 
 def test_s18_catches_an_engine_that_checks_the_first_chunk_only(play, monkeypatch):
-    monkeypatch.setattr(Planner, "_blocks_wanted", lambda self, r: self._kv.blocks_for(min(256, r.known_tokens)))
+    monkeypatch.setattr(Room, "wanted", lambda self, r: self._kv.blocks_for(min(256, r.known_tokens)))
     with pytest.raises(AssertionError):
         test_s18_prompt_waits_for_all_its_room(partial(play, executor=Trusting))
 

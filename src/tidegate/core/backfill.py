@@ -55,7 +55,7 @@ class Backfill:
         state = (head, self._running.version)
         if self._start is None or self._start[0] != state:
             running = self._running
-            ends = sorted((steps_left(m), m.footprint) for m in running.members)
+            ends = sorted((self._steps_left(m), m.footprint) for m in running.members)
             room = self._kv.num_blocks - sum(peak for _, peak in ends) - head.footprint
             at = 0
             for steps, peak in ends:
@@ -67,7 +67,7 @@ class Backfill:
         _, clock, room = self._start
         return clock - self._running.decodes.clock, room
 
-
-def steps_left(r: Request) -> int:
-    """Decode steps until `r` ends at the latest, by what it declared; its prompt counted as one step."""
-    return r.target - r.sampled + (r.planned < r.known_tokens)
+    def _steps_left(self, r: Request) -> int:
+        """Steps until `r` ends at the latest, by what it declared. The step that ends a prompt also emits."""
+        prompt_steps = -(-(r.known_tokens - r.planned) // self._limits.max_num_batched_tokens)
+        return max(0, prompt_steps - 1) + r.target - r.sampled

@@ -7,31 +7,22 @@ by requests that cannot delay it. Nothing planned is ever taken back.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection
 
 from tidegate.core.backfill import Backfill
 from tidegate.core.blocks import Match
+from tidegate.core.draft import Draft
+from tidegate.core.eviction import Eviction
 from tidegate.core.kv import KvCache
 from tidegate.core.lifecycle import Lifecycle, Step
 from tidegate.core.limits import Limits
-from tidegate.core.plan import Chunk, Join, Preemption, StepPlan
+from tidegate.core.plan import Chunk, Join, StepPlan
 from tidegate.core.policy import Policy, PolicyContext
 from tidegate.core.queue import WaitingQueue
 from tidegate.core.request import Request
+from tidegate.core.room import Room
 from tidegate.core.running import Running, hashes_of, in_order, place
-from tidegate.core.view import Candidate, Need, StepView
-
-
-@dataclass(slots=True)
-class Draft:
-    """A plan in the making. `left` are tokens of the step's budget, `prefill_left` those for prompts."""
-
-    plan: StepPlan
-    left: int
-    prefill_left: int = 0
-    growers: dict[Request, None] = field(default_factory=dict)
-    chunks: dict[Request, int] = field(default_factory=dict)
+from tidegate.core.view import StepView
 
 
 class Planner:
@@ -54,18 +45,19 @@ class Planner:
         self._queue = queue
         self._running = running
         self._lifecycle = lifecycle
+        self._room = Room(limits, kv, running, policy.features.hold_pending)
+        self._eviction = Eviction(policy, limits, ctx, kv, queue, running, lifecycle, self._room)
         self._backfill = Backfill(limits, kv, queue, running)
         self._next_step = 0
         self._prefill_steps = 0
         self._blocked: tuple[Request, int, int, str] | None = None
-        self._vain: tuple[int, int, int] | None = None
 
     def plan(self, now: float) -> StepPlan:
         """The next step, in flight from now on; an empty plan if there is nothing to compute."""
         draft = Draft(StepPlan(self._next_step, now), self._limits.max_num_batched_tokens)
         if self._policy.features.mixed_batches:
-            self._settle_growth(draft)
-            self._settle_urgent(draft)
+            self._eviction.settle_growth(draft)
+            self._eviction.settle_urgent(draft)
             self._plan_decodes(draft)
             self._plan_prompts(draft)
         else:
@@ -77,90 +69,6 @@ class Planner:
     def blocked(self) -> tuple[Request, str] | None:
         """The head that was last found blocked, and by which constraint."""
         return None if self._blocked is None else (self._blocked[0], self._blocked[3])
-
-    # Who gives way
-
-    def _settle_growth(self, d: Draft) -> None:
-        """Find who needs a block to decode now; if there are too few, some wait or give way."""
-        running = self._running
-        d.growers = dict.fromkeys([*running.stalled, *running.decodes.crossing()])
-        short = len(d.growers) - self._kv.available
-        if short <= 0 or self._ends_soon(short, d):
-            return
-        first = min(running.members, key=place)
-        tiers = sorted({r.tier for r in d.growers}, reverse=True)
-        for tier in tiers:
-            candidates = self._candidates((r for r in running.members if r.tier >= tier and r is not first), d)
-            victims = self._policy.victim.choose(candidates, Need(short, 0), self._ctx)
-            if victims:
-                for v in victims:
-                    self._preempt(v, d, "KV blocks wanted by running requests")
-                return
-
-    def _ends_soon(self, short: int, d: Draft) -> bool:
-        """Whether requests that end within `stall_steps`, and lack nothing themselves, free `short` blocks."""
-        decodes, kv = self._running.decodes, self._kv
-        for clock in range(decodes.clock + 1, decodes.clock + 1 + self._limits.stall_steps):
-            for r in decodes.ending(clock):
-                if r not in d.growers and r.lease is not None:
-                    short -= kv.freed_by(r.lease)
-        return short <= 0
-
-    def _settle_urgent(self, d: Draft) -> None:
-        """Waiting requests of a better class take the seats and blocks that they lack from worse ones."""
-        queue, running = self._queue, self._running
-        worst = running.worst_tier
-        head = queue.peek() if self._policy.features.displace and worst is not None else None
-        if head is None or worst is None or head.tier >= worst:
-            return
-        state = (queue.epoch, self._kv.epoch, running.version)
-        if self._vain == state:
-            return
-        seats = running.free_seats
-        blocks = self._kv.available - len(d.growers)
-        tokens = d.left - len(running.decodes)
-        for r in queue.front():
-            if r.tier >= worst or r.in_flight or (tokens <= 0 and r is not head):
-                break
-            match, awaited = self._match(r)
-            if awaited:
-                continue
-            wanted = self._blocks_wanted(r) - match.blocks
-            reserve = self._headroom(r) if running.members else 0
-            need = Need(max(0, wanted + match.idle + reserve - blocks), max(0, 1 - seats))
-            if need.blocks or need.seats:
-                at = place(r)
-                worse = (v for v in running.members if v.tier > r.tier and place(v) > at)
-                victims = self._policy.victim.choose(self._candidates(worse, d), need, self._ctx)
-                if not victims:
-                    self._vain = (queue.epoch, self._kv.epoch, running.version)
-                    break
-                for v in victims:
-                    blocks += v.blocks
-                    seats += 1
-                    what = "seat" if need.seats else "KV blocks"
-                    self._preempt(v, d, f"{what} wanted by {r.id} (priority {r.tier} < {v.request.tier})")
-            blocks -= wanted + match.idle
-            seats -= 1
-            tokens -= r.known_tokens - match.blocks * self._limits.block_size
-
-    def _candidates(self, requests: Iterable[Request], d: Draft) -> list[Candidate]:
-        """Those among running requests that may be evicted at all, with what that frees and costs."""
-        found = []
-        for r in requests:
-            if r.in_flight or r.preemptions >= self._limits.max_preemptions:
-                continue
-            assert r.lease is not None
-            found.append(Candidate(r, self._kv.freed_by(r.lease) + (r in d.growers), r.planned))
-        return found
-
-    def _preempt(self, victim: Candidate, d: Draft, reason: str) -> None:
-        r = victim.request
-        assert isinstance(r, Request)
-        mode = self._policy.restore.choose(victim, self._ctx)
-        d.growers.pop(r, None)
-        self._lifecycle.preempt(r, mode, reason, d.plan.step, d.plan.now)
-        d.plan.preempted.append(Preemption(r.id, mode, reason))
 
     # Decodes
 
@@ -186,13 +94,13 @@ class Planner:
 
     def _plan_unmixed(self, d: Draft) -> None:
         """A step of prompts alone or of decodes alone; decodes get a turn after `max_prefill_steps`."""
-        self._settle_urgent(d)
         if not self._running.decodes.members or self._prefill_steps < self._policy.features.max_prefill_steps:
+            self._eviction.settle_urgent(d)
             self._plan_prompts(d)
         if d.chunks:
             self._prefill_steps += 1
             return
-        self._settle_growth(d)
+        self._eviction.settle_growth(d)
         self._plan_decodes(d)
         if not d.plan.decodes and self._prefill_steps:  # nobody could decode after all: the turn is not lost
             self._plan_prompts(d)
@@ -206,7 +114,7 @@ class Planner:
         """Unfinished prompts and those that can be admitted share the budget, in policy order."""
         view = StepView(d.plan.now, self._limits.max_num_batched_tokens, len(d.plan.decodes))
         d.prefill_left = min(d.left, self._policy.budget.tokens(view, self._ctx))
-        unfinished = in_order(self._running.prefilling)
+        unfinished = in_order(r for r in self._running.prefilling if r not in d.paused)
         unfinished.reverse()
         capped: list[Request] = []
         while d.prefill_left > 0:
@@ -218,11 +126,12 @@ class Planner:
                 self._admit(r, head[1], d)
             else:
                 break
-            self._chunk(r, d, unfinished, capped)
+            if self._chunk(r, d, view, self._contended(r, unfinished)):
+                capped.append(r)
         for r in capped:
-            self._chunk(r, d, None, capped=[])
+            self._chunk(r, d, view, contended=False)
         if d.prefill_left > 0 and len(self._queue):
-            self._plan_backfill(d)
+            self._plan_backfill(d, view)
         elif len(self._queue) and d.plan.held_back_by is None and d.left > 0:
             d.plan.held_back_by = "prefill budget"
 
@@ -231,20 +140,17 @@ class Planner:
         head = self._queue.peek()
         return (head is not None and head.tier <= r.tier) or any(o.tier <= r.tier for o in others)
 
-    def _chunk(self, r: Request, d: Draft, others: Collection[Request] | None, capped: list[Request]) -> None:
-        """Give `r` its tokens of this step. `others` are unfinished too; None where nobody else wants any."""
+    def _chunk(self, r: Request, d: Draft, step: StepView, contended: bool) -> bool:
+        """Give `r` tokens of this step, beside those it has; True if it could use more of them."""
         taken = d.chunks.get(r, 0)
-        remaining = r.known_tokens - r.planned - taken
-        tokens = min(remaining, d.prefill_left)
-        if tokens:
-            contended = remaining > tokens and others is not None and self._contended(r, others)
-            tokens = min(tokens, self._policy.budget.chunk(r, remaining, d.prefill_left, contended, self._ctx))
-        if tokens < remaining:
-            capped.append(r)
-        if tokens:
+        remaining = r.known_tokens - r.planned
+        allowed = self._policy.budget.chunk(r, remaining, taken + d.prefill_left, step, contended, self._ctx)
+        tokens = min(remaining, taken + d.prefill_left, allowed) - taken
+        if tokens > 0:
             d.chunks[r] = taken + tokens
             d.prefill_left -= tokens
             d.left -= tokens
+        return taken + tokens < remaining
 
     def _admissible(self, d: Draft) -> tuple[Request, Match] | None:
         """The first waiting request, if it can start now; else None, and the plan names what holds it back."""
@@ -286,46 +192,19 @@ class Planner:
         partial = self._limits.partial_prefills
         if partial is not None and len(running.prefilling) >= partial:
             return "partial prefills", match
-        match, awaited = self._match(r)
+        match, awaited = self._room.match(r)
         if awaited:
             return "shared prefix", match
-        spare = kv.available - match.idle - (self._blocks_wanted(r) - match.blocks)
+        spare = kv.available - match.idle - (self._room.wanted(r) - match.blocks)
         if spare < 0:
             return "kv", match
-        if running.members and spare < self._headroom(r):
+        if running.members and spare < self._room.headroom(r):
             return ("return after preemption" if r.preemptions else "headroom"), match
         return None, match
 
-    def _match(self, r: Request) -> tuple[Match, bool]:
-        """The cached prefix of `r`, and whether its next block is being computed for another right now.
-
-        The last known token is never taken from the cache: computing it yields the next one.
-        """
-        hashes = hashes_of(r, self._kv)
-        limit = min(len(hashes), (r.known_tokens - 1) // self._limits.block_size)
-        match = self._kv.match(hashes, limit)
-        return match, self._policy.features.hold_pending and self._kv.awaits(hashes, match, limit)
-
-    def _blocks_wanted(self, r: Request) -> int:
-        """Blocks reserved when `r` starts: all it knows, or its whole footprint once it was evicted too often."""
-        if r.preemptions >= self._limits.max_preemptions:
-            return r.footprint
-        return self._kv.blocks_for(r.known_tokens)
-
-    def _headroom(self, r: Request) -> int:
-        """Blocks that must stay free beside `r`'s own when it starts among others."""
-        limits, running = self._limits, self._running
-        own = r.footprint - self._blocks_wanted(r)
-        if limits.headroom == "declared":
-            return running.outstanding + own
-        if r.preemptions:
-            span = self._kv.blocks_for(limits.resume_span)
-            return min(own, span) + sum(min(running.growth_left(m), span) for m in running.members)
-        return int(limits.watermark * limits.num_blocks + 0.999) if limits.headroom == "watermark" else 0
-
     def _admit(self, r: Request, match: Match, d: Draft) -> None:
         kv, plan = self._kv, d.plan
-        lease = kv.reserve(match, self._blocks_wanted(r) - match.blocks)
+        lease = kv.reserve(match, self._room.wanted(r) - match.blocks)
         cached = match.blocks * self._limits.block_size
         returning = bool(r.preemptions)
         self._queue.remove(r)
@@ -337,7 +216,7 @@ class Planner:
         plan.joined.append(Join(r.slot, r.id, r.handle, tokens, cached, r.emitted, lease.table.copy()))
         (plan.restored if returning else plan.admitted).append(r.id)
 
-    def _plan_backfill(self, d: Draft) -> None:
+    def _plan_backfill(self, d: Draft, step: StepView) -> None:
         """Requests that cannot delay the blocked head start beside what runs."""
         if not self._policy.features.backfill or self._blocked is None or not self._running.free_seats:
             return
@@ -348,7 +227,7 @@ class Planner:
             held, match = self._verdict(r, d)
             if held is None and self._backfill.harmless(r, match, head, d.prefill_left):
                 self._admit(r, match, d)
-                self._chunk(r, d, None, capped=[])
+                self._chunk(r, d, step, contended=False)
             if d.prefill_left <= 0 or not self._running.free_seats:
                 break
 

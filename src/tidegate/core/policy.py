@@ -69,11 +69,13 @@ class Budget(Protocol):
         """Prefill tokens of this step in all."""
         ...
 
-    def chunk(self, r: RequestView, remaining: int, left: int, contended: bool, ctx: PolicyContext) -> int:
-        """The most tokens of `r`'s prompt to compute now.
+    def chunk(
+        self, r: RequestView, remaining: int, left: int, step: StepView, contended: bool, ctx: PolicyContext
+    ) -> int:
+        """The most tokens of `r`'s prompt to compute in this step.
 
-        `remaining` of its known tokens are not computed, `left` of the step's prefill tokens are not
-        spent, and `contended` says whether another prompt of its class or better waits for them. What
+        `remaining` of its known tokens are not computed, `left` of the step's prefill tokens may be spent
+        on it, and `contended` says whether another prompt of its class or better waits for them. What
         nobody else takes is offered again without `contended`.
         """
         ...

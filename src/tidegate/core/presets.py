@@ -98,8 +98,7 @@ def build_policy(name: str, params: Mapping[str, Any] | None = None) -> Policy:
     c = Composition(**{**values, **(params or {})})
     if c.victim not in VICTIMS:
         raise ConfigError(f"unknown victim {c.victim!r}; known are {', '.join(VICTIMS)}")
-    if not 0 < c.share <= 1:
-        raise ConfigError(f"share must be above 0 and at most 1, not {c.share}")
+    _check(c)
     order = preset.order()
     if c.aging_window is not None:
         order = Aged(order, c.aging_window, c.aging_rate)
@@ -112,3 +111,18 @@ def build_policy(name: str, params: Mapping[str, Any] | None = None) -> Policy:
         restore=Recompute(),
         features=Features(c.displace, c.backfill, c.hold_pending, c.mixed_batches, c.max_prefill_steps),
     )
+
+
+def _check(c: Composition) -> None:
+    """Raise ConfigError for a value with which nothing would ever be planned, or that means nothing."""
+    wrong = {
+        "share must be above 0 and at most 1": not 0 < c.share <= 1,
+        "max_chunk must be at least 1": c.max_chunk is not None and c.max_chunk < 1,
+        "max_waiting must be at least 0": c.max_waiting is not None and c.max_waiting < 0,
+        "max_prefill_steps must be at least 1": c.max_prefill_steps < 1,
+        "aging_window must be above 0": c.aging_window is not None and not c.aging_window > 0,
+        "aging_rate must be at least 0": not c.aging_rate >= 0,
+    }
+    for told, is_wrong in wrong.items():
+        if is_wrong:
+            raise ConfigError(f"{told}, not {getattr(c, told.split()[0])}")

@@ -19,6 +19,7 @@ class Running:
     prefilling:  those with known tokens still to compute
     stalled:     decodes that wait, seated, for a block
     left:        seats given up since the last plan that was executed
+    returned:    those that were preempted before
     outstanding: blocks by which all of them may still grow, as declared
     version:     grows whenever somebody comes or goes
     """
@@ -29,6 +30,7 @@ class Running:
         self.decodes = DecodeSet(limits.block_size)
         self.prefilling: dict[Request, None] = {}
         self.stalled: dict[Request, None] = {}
+        self.returned: dict[Request, None] = {}
         self.left: list[int] = []
         self.outstanding = 0
         self.version = 0
@@ -53,6 +55,8 @@ class Running:
         r.slot = self._seats.pop()
         self.members[r] = None
         self.prefilling[r] = None
+        if r.preemptions:
+            self.returned[r] = None
         self._tiers[r.tier] = self._tiers.get(r.tier, 0) + 1
         self.outstanding += self.growth_left(r)
         self.version += 1
@@ -89,6 +93,7 @@ class Running:
         del self.members[r]
         self.prefilling.pop(r, None)
         self.stalled.pop(r, None)
+        self.returned.pop(r, None)
         self._tiers[r.tier] -= 1
         if not self._tiers[r.tier]:
             del self._tiers[r.tier]

@@ -12,8 +12,8 @@ from tidegate.core.view import RequestView, StepView
 class FixedBudget:
     """Whatever the decodes leave of a fixed budget goes to prompts, in order (vLLM V1, Sarathi-Serve).
 
-    `share` is what one prompt that cannot end in this step gets of the step's prefill tokens while
-    another prompt of its class or better waits for some; 1 is strictly in order. What nobody else takes
+    `share` is what one long prompt (one that no whole step could end) gets of the step's prefill tokens
+    while another prompt of its class or better waits for some; 1 is strictly in order. What nobody else takes
     it gets all the same, so a smaller share costs the long prompt little and spares the short ones a wait
     of many steps. `max_chunk` (tokens) caps every chunk; None is no cap.
     """
@@ -24,10 +24,12 @@ class FixedBudget:
     def tokens(self, step: StepView, ctx: PolicyContext) -> int:
         return step.budget - step.decodes
 
-    def chunk(self, r: RequestView, remaining: int, left: int, contended: bool, ctx: PolicyContext) -> int:
+    def chunk(
+        self, r: RequestView, remaining: int, left: int, step: StepView, contended: bool, ctx: PolicyContext
+    ) -> int:
         tokens = min(remaining, left)
         if self.max_chunk is not None:
             tokens = min(tokens, self.max_chunk)
-        if contended and remaining > left:
+        if contended and remaining > self.tokens(step, ctx):
             tokens = min(tokens, max(1, int(left * self.share)))
         return tokens

@@ -1,0 +1,27 @@
+"""A plan in the making."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tidegate.core.plan import StepPlan
+from tidegate.core.request import Request
+
+
+@dataclass(slots=True)
+class Draft:
+    """What one call of the planner has decided so far.
+
+    left:         tokens of the step's budget that are not spent
+    prefill_left: those of them that prompts may have
+    growers:      decodes that need a block in this step
+    paused:       prompts that get no chunk, so that they can be evicted once no step in flight computes them
+    chunks:       tokens of each prompt's chunk
+    """
+
+    plan: StepPlan
+    left: int
+    prefill_left: int = 0
+    growers: dict[Request, None] = field(default_factory=dict)
+    paused: set[Request] = field(default_factory=set)
+    chunks: dict[Request, int] = field(default_factory=dict)

@@ -1,0 +1,160 @@
+"""Who gives way: for decodes that lack a block, and for urgent requests that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tidegate.core.draft import Draft
+from tidegate.core.kv import KvCache
+from tidegate.core.lifecycle import Lifecycle
+from tidegate.core.limits import Limits
+from tidegate.core.plan import Preemption
+from tidegate.core.policy import Policy, PolicyContext
+from tidegate.core.queue import WaitingQueue
+from tidegate.core.request import Request
+from tidegate.core.room import Room
+from tidegate.core.running import Running, in_order, place
+from tidegate.core.view import Candidate, Need, StepView
+
+
+class Eviction:
+    """Settles, before anything is planned, who gives seat and blocks back in this step.
+
+    Whoever computes a chunk in a step in flight cannot be evicted yet. If nobody else can give way, it is
+    paused: without a chunk in this plan it can be evicted in the next.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        limits: Limits,
+        ctx: PolicyContext,
+        kv: KvCache,
+        queue: WaitingQueue,
+        running: Running,
+        lifecycle: Lifecycle,
+        room: Room,
+    ) -> None:
+        self._policy = policy
+        self._limits = limits
+        self._ctx = ctx
+        self._kv = kv
+        self._queue = queue
+        self._running = running
+        self._lifecycle = lifecycle
+        self._room = room
+        self._vain: tuple[int, int, int] | None = None
+
+    def settle_growth(self, d: Draft) -> None:
+        """Find who needs a block to decode now; if there are too few, some wait or give way.
+
+        The first in the order never gives way to an equal, so that somebody always gets on; the worst classes
+        that lack blocks are asked first, so that nobody gives way to a worse one.
+        """
+        running = self._running
+        d.growers = dict.fromkeys([*running.stalled, *running.decodes.crossing()])
+        short = len(d.growers) - self._kv.available
+        if short <= 0 or self._ends_soon(short, d):
+            return
+        need, reason = Need(short, 0), "KV blocks wanted by running requests"
+        first = min(running.members, key=place)
+        for tier in sorted({r.tier for r in d.growers}, reverse=True):
+            if self._make_room([r for r in running.members if r.tier >= tier and r is not first], need, reason, d):
+                return
+        if not d.paused:  # whoever is left has been evicted too often to be evicted again
+            self._make_room(list(d.growers), need, reason, d)
+
+    def settle_urgent(self, d: Draft) -> None:
+        """Waiting requests of a better class take the seats and blocks that they lack from worse ones."""
+        queue, running = self._queue, self._running
+        worst = running.worst_tier
+        head = queue.peek() if self._policy.features.displace and worst is not None else None
+        if head is None or worst is None or head.tier >= worst:
+            return
+        if self._vain == (queue.epoch, self._kv.epoch, running.version):
+            return
+        seats, blocks = running.free_seats, self._kv.available - len(d.growers)
+        tokens, prompts = self._tokens_left(head, d), len(running.prefilling)
+        for r in queue.front():
+            if r.tier >= worst or r.in_flight or tokens <= 0 or prompts == self._limits.partial_prefills:
+                break
+            match, awaited = self._room.match(r)
+            if awaited:
+                continue
+            wanted = self._room.wanted(r) - match.blocks + match.idle
+            reserve = self._room.headroom(r) if running.members else 0
+            need = Need(max(0, wanted + reserve - blocks), max(0, 1 - seats))
+            if need.blocks or need.seats:
+                victims = self._displace(r, need, d)
+                if not victims:
+                    self._vain = (queue.epoch, self._kv.epoch, running.version) if not d.paused else None
+                    break
+                blocks += sum(v.blocks for v in victims)
+                seats += len(victims)
+            blocks -= wanted
+            seats -= 1
+            prompts += 1
+            tokens -= r.known_tokens - match.blocks * self._limits.block_size
+
+    def _displace(self, r: Request, need: Need, d: Draft) -> Sequence[Candidate]:
+        """Those who give way to the waiting `r`: of a worse class, and behind it in the order as well."""
+        at = place(r)
+        worse = [v for v in self._running.members if v.tier > r.tier and place(v) > at]
+        if not worse:
+            return ()
+        what = "seat" if need.seats else "KV blocks"
+        better = f"priority {r.tier} < {min(v.tier for v in worse)}"
+        return self._make_room(worse, need, f"{what} wanted by {r.id} ({better})", d)
+
+    def _tokens_left(self, r: Request, d: Draft) -> int:
+        """Prefill tokens that are left for `r` after the decodes and the unfinished prompts before it."""
+        budget = self._policy.budget
+        step = StepView(d.plan.now, self._limits.max_num_batched_tokens, len(self._running.decodes))
+        left = min(d.left - step.decodes, budget.tokens(step, self._ctx))
+        for u in in_order(self._running.prefilling):
+            if left <= 0 or place(u) > place(r):
+                break
+            left -= budget.chunk(u, u.known_tokens - u.planned, left, step, r.tier <= u.tier, self._ctx)
+        return left
+
+    def _ends_soon(self, short: int, d: Draft) -> bool:
+        """Whether requests that end within `stall_steps`, and lack nothing themselves, free `short` blocks."""
+        decodes, kv = self._running.decodes, self._kv
+        for clock in range(decodes.clock + 1, decodes.clock + 1 + self._limits.stall_steps):
+            for r in decodes.ending(clock):
+                if r not in d.growers and r.lease is not None:
+                    short -= kv.freed_by(r.lease)
+        return short <= 0
+
+    def _make_room(self, requests: Iterable[Request], need: Need, reason: str, d: Draft) -> Sequence[Candidate]:
+        """Evict a set of these that covers `need`, or nobody; pause those that may not be evicted yet."""
+        choose = self._policy.victim.choose
+        candidates = [self._candidate(r, d) for r in requests if r.preemptions < self._limits.max_preemptions]
+        victims = choose([c for c in candidates if not in_flight(c)], need, self._ctx)
+        for v in victims:
+            self._preempt(v, reason, d)
+        if not victims:
+            d.paused |= {r for r in map(request_of, choose(candidates, need, self._ctx)) if r.in_flight}
+        return victims
+
+    def _candidate(self, r: Request, d: Draft) -> Candidate:
+        assert r.lease is not None
+        return Candidate(r, self._kv.freed_by(r.lease) + (r in d.growers), r.planned)
+
+    def _preempt(self, victim: Candidate, reason: str, d: Draft) -> None:
+        r = request_of(victim)
+        mode = self._policy.restore.choose(victim, self._ctx)
+        d.growers.pop(r, None)
+        self._lifecycle.preempt(r, mode, reason, d.plan.step, d.plan.now)
+        d.plan.preempted.append(Preemption(r.id, mode, reason))
+
+
+def request_of(c: Candidate) -> Request:
+    """The request behind a candidate that was made here."""
+    assert isinstance(c.request, Request)
+    return c.request
+
+
+def in_flight(c: Candidate) -> bool:
+    """Whether a step in flight computes a chunk of it."""
+    return request_of(c).in_flight > 0

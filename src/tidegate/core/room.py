@@ -1,0 +1,54 @@
+"""What a request needs to start: which prefix it finds, how many blocks it takes, how many must stay free."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from tidegate.core.blocks import Match
+from tidegate.core.kv import KvCache
+from tidegate.core.limits import Limits
+from tidegate.core.request import Request
+from tidegate.core.running import Running, hashes_of
+
+
+class Room:
+    """Answers about waiting requests; changes nothing. Sizes are blocks."""
+
+    def __init__(self, limits: Limits, kv: KvCache, running: Running, hold_pending: bool) -> None:
+        self._limits = limits
+        self._kv = kv
+        self._running = running
+        self._hold_pending = hold_pending
+        self._span = kv.blocks_for(limits.resume_span)
+        self._watermark = ceil(limits.watermark * limits.num_blocks) if limits.headroom == "watermark" else 0
+
+    def match(self, r: Request) -> tuple[Match, bool]:
+        """The cached prefix of `r`, and whether its next block is being computed for another right now.
+
+        The last known token is never taken from the cache: computing it yields the next one.
+        """
+        hashes = hashes_of(r, self._kv)
+        limit = min(len(hashes), (r.known_tokens - 1) // self._limits.block_size)
+        match = self._kv.match(hashes, limit)
+        return match, self._hold_pending and self._kv.awaits(hashes, match, limit)
+
+    def wanted(self, r: Request) -> int:
+        """Blocks that `r` holds when it starts: for all it knows, or for its whole footprint once it was
+        evicted so often that it must never be again."""
+        if r.preemptions >= self._limits.max_preemptions:
+            return r.footprint
+        return self._kv.blocks_for(r.known_tokens)
+
+    def headroom(self, r: Request) -> int:
+        """Blocks that must stay free when `r` starts beside others.
+
+        A request that was preempted comes back only if everybody's growth over `resume_span` is covered, and
+        what covers it is not given to those who start later.
+        """
+        running, span = self._running, self._span
+        own = r.footprint - self.wanted(r)
+        if self._limits.headroom == "declared":
+            return running.outstanding + own
+        if r.preemptions:
+            return min(own, span) + sum(min(running.growth_left(m), span) for m in running.members)
+        return self._watermark + sum(min(running.growth_left(m), span) for m in running.returned)
