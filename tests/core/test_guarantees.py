@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 
 import pytest
@@ -47,6 +48,7 @@ def workloads(draw: st.DrawFn) -> tuple[Limits, str, dict[str, object], int, lis
         "aging_window": draw(st.sampled_from([None, 1.0, 50.0])),
         "mixed_batches": draw(st.booleans()),
         "share": draw(st.sampled_from([0.25, 1.0])),
+        "max_chunk": draw(st.sampled_from([None, None, 3])),
     }
     arrivals, stops = [], {}
     for n in range(draw(st.integers(1, 14))):
@@ -69,7 +71,7 @@ def workloads(draw: st.DrawFn) -> tuple[Limits, str, dict[str, object], int, lis
     return lim, policy, params, draw(st.sampled_from([1, 2])), arrivals, stops, cancels
 
 
-def invariants(run: Run, lim: Limits, requests: list[Request]) -> None:
+def invariants(run: Run, lim: Limits, requests: list[Request], max_chunk: int | None) -> None:
     """What holds at the end of every run."""
     assert {r.id for r in requests} == set(run.ended), "every request has exactly one end"
     assert run.scheduler.kv.available == lim.num_blocks, "every block is back"
@@ -78,7 +80,13 @@ def invariants(run: Run, lim: Limits, requests: list[Request]) -> None:
     for plan in run.plans:
         assert plan.num_tokens <= lim.max_num_batched_tokens
         assert plan.held_back_by is None or plan.held_back_by in REASONS or not plan
-        assert not {j.request_id for j in plan.joined} & {p.request_id for p in plan.preempted}
+        joined = {j.request_id for j in plan.joined}
+        assert not joined & {p.request_id for p in plan.preempted}
+        for p in plan.preempted:
+            wanted = re.search(r"wanted by (r\d+) ", p.reason)
+            assert wanted is None or wanted[1] in joined, "nobody gives way in vain"
+        if max_chunk is not None:
+            assert all(c.length <= max_chunk for c in plan.chunks)
     for r in requests:
         received = run.received.get(r.id, [])
         assert received == list(range(len(received))), "tokens come once and in order"
@@ -116,7 +124,7 @@ def test_everything_holds_under_any_load(load: tuple) -> None:
                 run.abort(id)
         run.step()
     run.until_idle()
-    invariants(run, lim, [r for _, r in arrivals])
+    invariants(run, lim, [r for _, r in arrivals], params["max_chunk"])  # type: ignore[arg-type]
 
 
 def test_1_who_gives_way_is_settled_before_anything_is_planned() -> None:
@@ -130,6 +138,33 @@ def test_1_who_gives_way_is_settled_before_anything_is_planned() -> None:
     assert plan.admitted == ["h"]
     assert len(plan.decodes) == 1
     assert "seat wanted by h" in plan.preempted[0].reason
+
+
+@pytest.mark.parametrize(("share", "displaced_at"), [(0.5, 5), (1.0, 9)])
+def test_1_nobody_gives_way_to_a_head_that_cannot_start_yet(share: float, displaced_at: int) -> None:
+    """Strictly in order the unfinished prompt takes all tokens until it ends: until then `low` goes on."""
+    run = Run.of("priority", limits(max_num_seqs=2, max_num_batched_tokens=32), share=share)
+    run.add(request("low", 16, 60, priority=5))
+    run.steps(3)
+    run.add(request("long", 210, 4, priority=0))
+    run.steps(2)
+    run.add(request("head", 16, 4, priority=0))
+    run.until_idle()
+    assert [(at, id) for at, id, _ in run.preemptions()] == [(displaced_at, "low")]
+    assert run.first_step_of("head") == displaced_at
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_1_a_long_prompt_in_flight_gives_way_as_well(depth: int) -> None:
+    """At depth 2 some chunk of it is always in flight: it is paused for a step, and then evicted."""
+    run = Run.of("priority", limits(num_blocks=200, max_num_seqs=1, max_num_batched_tokens=32), depth)
+    run.add(request("long", 3000, 4, priority=5))
+    run.steps(4)
+    run.add(request("head", 16, 4, priority=0))
+    run.steps(4)
+    assert run.first_step_of("head") <= 4 + depth
+    run.until_idle()
+    assert run.received["long"] == list(range(4))
 
 
 def test_2_the_whole_demand_is_covered_or_nobody_is_evicted() -> None:
@@ -206,6 +241,17 @@ def test_3_holds_behind_a_preempted_head() -> None:
     resumed = next(at for at, plan in enumerate(run.plans) if "b" in plan.restored)
     assert resumed == run.token_times["a"][-1] + 1
     assert any(run.first_step_of(f"s{n}") < resumed for n in range(4))
+
+
+def test_4_the_span_that_lets_one_return_is_not_given_to_others() -> None:
+    """`victim` returns when its growth is covered; a fresh equal that arrived first does not take that cover."""
+    run = Run.of("fcfs", limits(num_blocks=48, max_num_seqs=4, max_num_batched_tokens=512, resume_span=128))
+    run.add(request("keep", 320, 200), request("victim", 320, 150))
+    while not run.preemptions():
+        run.step()
+    run.add(request("fresh", 300, 50))
+    run.until_idle()
+    assert [id for _, id, _ in run.preemptions()] == ["victim"], "once, and not again for `fresh`"
 
 
 def test_4_no_ping_pong_between_equals_and_the_preempted_resume_first() -> None:
@@ -316,6 +362,28 @@ def test_7_a_decode_stalls_only_for_an_end_that_is_known_to_be_near() -> None:
         run.until_idle()
         assert len(run.preemptions()) == evicted
         assert len(run.received["b"]) == 40
+
+
+def test_7_a_decode_is_not_frozen_behind_a_long_prompt() -> None:
+    """Two steps in flight: the prompt that holds the blocks is paused, so that it can give way."""
+    run = Run.of("fcfs", limits(num_blocks=21, max_num_seqs=2, max_num_batched_tokens=8, stall_steps=0), depth=2)
+    run.add(request("stream", 14, 60))
+    run.steps(4)
+    run.add(request("prompt", 16 * 19, 2))
+    run.until_idle()
+    times = run.token_times["stream"]
+    assert max(b - a for a, b in itertools.pairwise(times)) <= 4
+    assert [id for _, id, _ in run.preemptions()] == ["prompt"]
+
+
+def test_7_if_nobody_else_can_the_first_gives_way_itself() -> None:
+    """All others were evicted as often as they may be: the first does not wait for their ends."""
+    run = Run.of("fcfs", limits(num_blocks=30, max_num_seqs=3, resume_span=0, max_preemptions=1, stall_steps=0))
+    run.add(*(request(f"r{n}", 100, 250) for n in range(3)))
+    run.until_idle()
+    held = [at for at, plan in enumerate(run.plans) if plan.held_back_by == "stalled"]
+    assert held == []
+    assert all(tokens == list(range(250)) for tokens in run.received.values())
 
 
 @pytest.mark.parametrize("depth", [1, 2])
