@@ -16,7 +16,9 @@ import json
 import platform
 import statistics
 import time
+from collections import deque
 from itertools import count
+from operator import attrgetter
 
 from tidegate.core.events import Emitted, Finished
 from tidegate.core.limits import Limits
@@ -29,6 +31,10 @@ PROMPT_TOKENS = 64
 OUTPUTS = 256
 RUNNING = (64, 256, 1024)
 WAITING = (1_000, 10_000, 100_000)
+
+
+stream_of = attrgetter("handle")
+deliver = deque(maxlen=0).extend  # runs an iterator for its effects
 
 
 class Load:
@@ -57,8 +63,7 @@ class Load:
         self.scheduler.apply(plan, StepResult([7] * len(plan.emitting())), self.now)
         for event in self.scheduler.take_events():
             if type(event) is Emitted:
-                for r, token in zip(event.requests, event.tokens, strict=True):
-                    r.handle.append(token)
+                deliver(map(list.append, map(stream_of, event.requests), event.tokens))
             elif type(event) is Finished and self.churn:
                 self._arrive(OUTPUTS)
 

@@ -22,6 +22,6 @@ class Draft:
     plan: StepPlan
     left: int
     prefill_left: int = 0
-    growers: dict[Request, None] = field(default_factory=dict)
+    growers: list[Request] = field(default_factory=list)
     paused: set[Request] = field(default_factory=set)
     chunks: dict[Request, int] = field(default_factory=dict)

@@ -52,7 +52,7 @@ class Eviction:
         that lack blocks are asked first, so that nobody gives way to a worse one.
         """
         running = self._running
-        d.growers = dict.fromkeys([*running.stalled, *running.decodes.crossing()])
+        d.growers = [*running.stalled, *running.decodes.crossing()]
         short = len(d.growers) - self._kv.available
         if short <= 0 or self._ends_soon(short, d):
             return
@@ -62,7 +62,7 @@ class Eviction:
             if self._make_room([r for r in running.members if r.tier >= tier and r is not first], need, reason, d):
                 return
         if not d.paused:  # whoever is left has been evicted too often to be evicted again
-            self._make_room(list(d.growers), need, reason, d)
+            self._make_room(d.growers, need, reason, d)
 
     def settle_urgent(self, d: Draft) -> None:
         """Waiting requests of a better class take the seats and blocks that they lack from worse ones."""
@@ -144,7 +144,8 @@ class Eviction:
     def _preempt(self, victim: Candidate, reason: str, d: Draft) -> None:
         r = request_of(victim)
         mode = self._policy.restore.choose(victim, self._ctx)
-        d.growers.pop(r, None)
+        if r in d.growers:
+            d.growers.remove(r)
         self._lifecycle.preempt(r, mode, reason, d.plan.step, d.plan.now)
         d.plan.preempted.append(Preemption(r.id, mode, reason))
 

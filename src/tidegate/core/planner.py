@@ -75,7 +75,7 @@ class Planner:
     def _plan_decodes(self, d: Draft) -> None:
         """Every decode gets its token, and its block where it crosses into one."""
         running = self._running
-        growers = list(d.growers)
+        growers = d.growers
         if len(growers) > self._kv.available:
             growers = in_order(growers)
             for r in growers[self._kv.available :]:
@@ -126,10 +126,10 @@ class Planner:
                 self._admit(r, head[1], d)
             else:
                 break
-            if self._chunk(r, d, view, self._contended(r, unfinished)):
+            if self._chunk(r, d, view, unfinished):
                 capped.append(r)
         for r in capped:
-            self._chunk(r, d, view, contended=False)
+            self._chunk(r, d, view, None)
         if d.prefill_left > 0 and len(self._queue):
             self._plan_backfill(d, view)
         elif len(self._queue) and d.plan.held_back_by is None and d.left > 0:
@@ -140,12 +140,16 @@ class Planner:
         head = self._queue.peek()
         return (head is not None and head.tier <= r.tier) or any(o.tier <= r.tier for o in others)
 
-    def _chunk(self, r: Request, d: Draft, step: StepView, contended: bool) -> bool:
-        """Give `r` tokens of this step, beside those it has; True if it could use more of them."""
+    def _chunk(self, r: Request, d: Draft, step: StepView, others: Collection[Request] | None) -> bool:
+        """Give `r` tokens of this step, beside those it has; True if it could use more of them.
+
+        `others` are unfinished prompts that come after it; None where what is left is nobody else's.
+        """
         taken = d.chunks.get(r, 0)
-        remaining = r.known_tokens - r.planned
-        allowed = self._policy.budget.chunk(r, remaining, taken + d.prefill_left, step, contended, self._ctx)
-        tokens = min(remaining, taken + d.prefill_left, allowed) - taken
+        left, remaining = taken + d.prefill_left, r.known_tokens - r.planned
+        contended = others is not None and remaining > left and self._contended(r, others)
+        allowed = self._policy.budget.chunk(r, remaining, left, step, contended, self._ctx)
+        tokens = min(remaining, left, allowed) - taken
         if tokens > 0:
             d.chunks[r] = taken + tokens
             d.prefill_left -= tokens
@@ -227,7 +231,7 @@ class Planner:
             held, match = self._verdict(r, d)
             if held is None and self._backfill.harmless(r, match, head, d.prefill_left):
                 self._admit(r, match, d)
-                self._chunk(r, d, step, contended=False)
+                self._chunk(r, d, step, None)
             if d.prefill_left <= 0 or not self._running.free_seats:
                 break
 

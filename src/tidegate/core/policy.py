@@ -75,8 +75,8 @@ class Budget(Protocol):
         """The most tokens of `r`'s prompt to compute in this step.
 
         `remaining` of its known tokens are not computed, `left` of the step's prefill tokens may be spent
-        on it, and `contended` says whether another prompt of its class or better waits for them. What
-        nobody else takes is offered again without `contended`.
+        on it, and `contended` says that these are too few while another prompt of its class or better waits
+        for some. What nobody else takes is offered again without `contended`.
         """
         ...
 
