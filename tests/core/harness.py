@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from zlib import crc32
 
 from tidegate.core.events import Emitted, Event, Finished, Rejected
 from tidegate.core.limits import Limits
@@ -23,7 +24,7 @@ def limits(**given: object) -> Limits:
 
 def request(id: str, prompt: int, outputs: int | None, **given: object) -> Request:
     """A request whose prompt shares no token with that of another id."""
-    start = (hash(id) & 0xFFFF) * 10_000
+    start = (crc32(id.encode()) & 0xFFFF) * 10_000
     return Request(id, token_ids=range(start, start + prompt), max_tokens=outputs, **given)  # type: ignore[arg-type]
 
 

@@ -21,7 +21,7 @@ from tidegate.core.view import Candidate, Need
 
 REASONS = {
     "kv", "headroom", "seats", "shared prefix", "partial prefills", "return after preemption", "prefill budget",
-    "token in flight", "preempted in this step", "stalled", "decode turn",
+    "chunk size", "token in flight", "preempted in this step", "stalled", "decode turn",
 }  # fmt: skip
 
 

@@ -96,11 +96,6 @@ class KvMachine(RuleBasedStateMachine):
         with pytest.raises(KvError, match="twice"):
             self.kv.release(lease)
 
-    @rule()
-    def clear(self) -> None:
-        self.kv.clear_cache()
-        assert self.kv.available == self.kv.free
-
     @invariant()
     def conserved(self) -> None:
         if hasattr(self, "kv"):
@@ -158,9 +153,9 @@ def test_who_shares_a_block_in_the_making_is_told_to_wait() -> None:
     hashes = block_hashes(list(range(12)), BLOCK)
     lease = kv.reserve(kv.match(hashes, 3), 3)
     kv.announce(lease, hashes, 3)
-    assert kv.awaits(hashes, kv.match(hashes, 3), 3)
+    assert kv.awaited(hashes, kv.match(hashes, 3), 3) is lease
     kv.commit(lease, hashes, 3)
-    assert not kv.awaits(hashes, kv.match(hashes, 3), 3)
+    assert kv.awaited(hashes, kv.match(hashes, 3), 3) is None
     assert kv.match(hashes, 3).blocks == 3
 
 
@@ -195,7 +190,6 @@ def test_outputs_are_hashed_only_when_a_match_comes_as_far() -> None:
     held = kv.reserve(kv.match(follow_up, 6), 1)
     kv.check()
     kv.release(held)
-    kv.clear_cache()
     kv.check()
 
 

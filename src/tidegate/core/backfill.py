@@ -2,25 +2,33 @@
 
 The head's earliest start is computed from the declared ends of what runs, everybody counted at the
 peak of their footprint. A candidate may pass if it ends before that start, or if it fits beside the
-head from then on. Declared ends are upper bounds: where requests end earlier, the head could have
-started earlier, by at most the `bypass_bound` that a passing request may last.
+head from then on. Declared ends are upper bounds: where requests end earlier the head could have
+started earlier, so nobody passes that may last longer than `bypass_bound`.
 """
 
 from __future__ import annotations
 
+from heapq import merge
+
 from tidegate.core.blocks import Match
 from tidegate.core.kv import KvCache
 from tidegate.core.limits import Limits
+from tidegate.core.policy import Policy, PolicyContext
 from tidegate.core.queue import WaitingQueue
 from tidegate.core.request import Request
 from tidegate.core.running import Running
+from tidegate.core.view import StepView
 
 
 class Backfill:
     """Verdicts are remembered until somebody comes, goes, or the front of the queue changes."""
 
-    def __init__(self, limits: Limits, kv: KvCache, queue: WaitingQueue, running: Running) -> None:
+    def __init__(
+        self, policy: Policy, limits: Limits, ctx: PolicyContext, kv: KvCache, queue: WaitingQueue, running: Running
+    ) -> None:
+        self._policy = policy
         self._limits = limits
+        self._ctx = ctx
         self._kv = kv
         self._queue = queue
         self._running = running
@@ -35,39 +43,58 @@ class Backfill:
         self._tried = state
         return [r for r in self._queue.front() if r is not head]
 
-    def harmless(self, r: Request, match: Match, head: Request, tokens_per_step: int) -> bool:
-        """Whether `r` may start now although `head` waits for memory."""
-        running, kv = self._running, self._kv
-        peak = r.footprint
-        to_compute = r.known_tokens - match.blocks * self._limits.block_size
-        steps = -(-to_compute // max(1, tokens_per_step)) + r.target - r.emitted - 1
-        grown = kv.blocks_for(steps)
-        others = sum(min(running.growth_left(m), grown) for m in running.members)
-        if peak - match.blocks + match.idle + others > kv.available:
-            return False
-        start, spare = self._earliest_start(head)
-        if peak <= spare:
-            return True
-        return steps <= min(start, self._limits.bypass_bound)
+    def try_again(self) -> None:
+        """Somebody was refused for a reason that passes by itself."""
+        self._tried = None
 
-    def _earliest_start(self, head: Request) -> tuple[int, int]:
-        """(decode steps until `head` fits at its peak, blocks to spare beside it then)."""
+    def harmless(self, r: Request, match: Match, head: Request, step: StepView) -> bool:
+        """Whether `r` may start now although `head` waits for memory. Its own growth must be covered, and so
+        must that of the others meanwhile (counted from above, in constant time)."""
+        running, kv = self._running, self._kv
+        to_compute = r.known_tokens - match.blocks * self._limits.block_size
+        steps = 1 + self._prompt_steps(r, to_compute, step, contended=True) + r.target - r.emitted - 1
+        if steps > self._limits.bypass_bound:
+            return False
+        others = min(running.outstanding, len(running) * kv.blocks_for(steps))
+        if r.footprint - match.blocks + match.idle + others > kv.available:
+            return False
+        start, spare = self._earliest_start(head, step)
+        return steps <= start or r.footprint <= spare
+
+    def _earliest_start(self, head: Request, step: StepView) -> tuple[int, int]:
+        """(steps until `head` fits at its peak, blocks to spare beside it then)."""
+        clock = self._running.decodes.clock
         state = (head, self._running.version)
         if self._start is None or self._start[0] != state:
-            running = self._running
-            ends = sorted((self._steps_left(m), m.footprint) for m in running.members)
-            room = self._kv.num_blocks - sum(peak for _, peak in ends) - head.footprint
-            at = 0
-            for steps, peak in ends:
-                if room >= 0:
-                    break
-                room += peak
-                at = steps
-            self._start = (state, running.decodes.clock + at, room)
-        _, clock, room = self._start
-        return clock - self._running.decodes.clock, room
+            self._start = (state, *self._fits_at(head, step))
+        return self._start[1] - clock, self._start[2]
 
-    def _steps_left(self, r: Request) -> int:
-        """Steps until `r` ends at the latest, by what it declared. The step that ends a prompt also emits."""
-        prompt_steps = -(-(r.known_tokens - r.planned) // self._limits.max_num_batched_tokens)
-        return max(0, prompt_steps - 1) + r.target - r.sampled
+    def _fits_at(self, head: Request, step: StepView) -> tuple[int, int]:
+        """(clock at which `head` fits at its peak, blocks to spare then)."""
+        running = self._running
+        clock = running.decodes.clock
+        room = self._kv.num_blocks - running.peak_blocks - head.footprint
+        if room >= 0:
+            return clock, room
+        others = [*running.prefilling, *running.stalled]
+        ends = sorted((clock + self._steps_left(m, step), m.footprint) for m in others)
+        at = clock
+        for end, blocks in merge(running.decodes.ends(), ends):
+            room += blocks
+            at = end
+            if room >= 0:
+                break
+        return at, room
+
+    def _steps_left(self, r: Request, step: StepView) -> int:
+        """Steps until `r` ends by what it declared, at the fastest. The step that ends a prompt also emits."""
+        to_compute = r.known_tokens - r.planned
+        prompt = self._prompt_steps(r, to_compute, step, contended=False) - 1 if to_compute else 0
+        return prompt + r.target - r.sampled
+
+    def _prompt_steps(self, r: Request, tokens: int, step: StepView, contended: bool) -> int:
+        """Steps that `tokens` of a prompt take at the budget of this one."""
+        budget = self._policy.budget
+        left = max(1, budget.tokens(step, self._ctx))
+        chunk = budget.chunk(r, tokens, left, step, contended, self._ctx)
+        return -(-tokens // max(1, chunk))

@@ -121,8 +121,9 @@ class PrefixIndex:
 
     def extend_unhashed(self, run: Run, tokens: Sequence[int], blocks: list[int]) -> bool:
         """Put blocks behind `run`, where nobody else holds or continues it, without hashing their tokens."""
-        if run.refs != 1 or run.children or run.parent is None or run.unhashed:
+        if run.refs != 1 or run.children or run.parent is None:
             return False
+        assert not run.unhashed, "only the last holder of a run leaves blocks behind it, once"
         run.blocks += blocks
         run.unhashed = tokens
         return True
@@ -144,10 +145,6 @@ class PrefixIndex:
                 self._shorten(run, len(run.blocks) - take)
         self.evictable -= len(freed)
         return freed
-
-    def clear(self) -> list[int]:
-        """Forget every block that nobody holds; returns their ids."""
-        return self.evict(self.evictable)
 
     def runs(self) -> Iterator[Run]:
         """Every run, parents first; the root is not one."""
@@ -191,9 +188,8 @@ class PrefixIndex:
         heap = self._idle_leaves
         heapq.heappush(heap, (run.used, next(self._serial), run))
         if len(heap) > 2 * self._runs + 64:  # entries of runs that were held again pile up otherwise
-            fresh = {id(r): (r.used, n, r) for n, r in enumerate(self.runs()) if not r.refs and not r.children}
-            heap[:] = sorted(fresh.values(), key=lambda e: e[:2])
-            self._serial = count(len(heap))
+            heap[:] = [(r.used, next(self._serial), r) for r in self.runs() if not r.refs and not r.children]
+            heapq.heapify(heap)
 
 
 def path(run: Run) -> Iterator[Run]:
@@ -202,6 +198,12 @@ def path(run: Run) -> Iterator[Run]:
     while node.parent is not None:
         yield node
         node = node.parent
+
+
+def matched_runs(match: Match) -> Iterator[tuple[Run, int]]:
+    """The runs of a match with how many blocks of each it takes."""
+    for run in path(match.run):
+        yield run, match.inside if run is match.run else len(run.blocks)
 
 
 def _common(run: list[BlockHash], hashes: Sequence[BlockHash], at: int, limit: int) -> int:

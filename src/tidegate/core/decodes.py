@@ -7,8 +7,9 @@ KV block, and a dict of ends for members whose last token is due.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from tidegate.core.request import Request
 from tidegate.core.timing import StepTimes
@@ -24,7 +25,19 @@ class DecodeSet:
     never changed, once handed out: a plan's view stays what it was.
     """
 
-    __slots__ = ("_ends", "_handed_out", "_index", "_wheel", "applied", "clock", "members", "sinks", "slots", "times")
+    __slots__ = (
+        "_by_end",
+        "_ends",
+        "_handed_out",
+        "_index",
+        "_wheel",
+        "applied",
+        "clock",
+        "members",
+        "sinks",
+        "slots",
+        "times",
+    )
 
     # Times are forgotten in batches of this many, once every member joined later.
     FORGET_EVERY = 8192
@@ -40,6 +53,7 @@ class DecodeSet:
         self._index: dict[Request, int] = {}
         self._wheel: list[dict[Request, list[int]]] = [{} for _ in range(block_size)]
         self._ends: dict[int, dict[Request, None]] = {}
+        self._by_end: list[tuple[int, int, int]] = []  # (end, arrival sequence, footprint), sorted
 
     def __len__(self) -> int:
         return len(self.members)
@@ -54,7 +68,9 @@ class DecodeSet:
         r.enter(self)
         assert r.lease is not None
         self._wheel[self._spoke(r)][r] = r.lease.table
-        self._ends.setdefault(self._end(r), {})[r] = None
+        end = self._end(r)
+        self._ends.setdefault(end, {})[r] = None
+        insort(self._by_end, (end, r.seq, r.footprint))
 
     def leave(self, r: Request) -> None:
         """`r` decodes no more; its derived counters are frozen as they stand."""
@@ -70,6 +86,7 @@ class DecodeSet:
         del self._ends[end][r]
         if not self._ends[end]:
             del self._ends[end]
+        del self._by_end[bisect_left(self._by_end, (end, r.seq))]
         self._fold_gaps(r)
         r.freeze()
 
@@ -85,6 +102,10 @@ class DecodeSet:
     def ending(self, clock: int) -> list[Request]:
         """Members whose last token is the one of advance number `clock`."""
         return list(self._ends.get(clock, ()))
+
+    def ends(self) -> Iterator[tuple[int, int]]:
+        """(clock of the last token, blocks at the peak) of every member, by clock."""
+        return ((end, blocks) for end, _, blocks in self._by_end)
 
     def advance(self) -> None:
         """Plan one decode of every member."""

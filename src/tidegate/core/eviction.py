@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from tidegate.core.blocks import Match, Run, matched_runs
 from tidegate.core.draft import Draft
 from tidegate.core.kv import KvCache
 from tidegate.core.lifecycle import Lifecycle
@@ -59,10 +60,11 @@ class Eviction:
         need, reason = Need(short, 0), "KV blocks wanted by running requests"
         first = min(running.members, key=place)
         for tier in sorted({r.tier for r in d.growers}, reverse=True):
-            if self._make_room([r for r in running.members if r.tier >= tier and r is not first], need, reason, d):
+            others = [r for r in running.members if r.tier >= tier and r is not first]
+            if self._make_room(self._candidates(others, d), need, reason, d):
                 return
         if not d.paused:  # whoever is left has been evicted too often to be evicted again
-            self._make_room(d.growers, need, reason, d)
+            self._make_room(self._candidates(d.growers, d), need, reason, d)
 
     def settle_urgent(self, d: Draft) -> None:
         """Waiting requests of a better class take the seats and blocks that they lack from worse ones."""
@@ -75,17 +77,20 @@ class Eviction:
             return
         seats, blocks = running.free_seats, self._kv.available - len(d.growers)
         tokens, prompts = self._tokens_left(head, d), len(running.prefilling)
+        promised: set[Run] = set()  # idle prefixes that count once, however many start from them
         for r in queue.front():
             if r.tier >= worst or r.in_flight or tokens <= 0 or prompts == self._limits.partial_prefills:
                 break
             match, awaited = self._room.match(r)
             if awaited:
                 continue
-            wanted = self._room.wanted(r) - match.blocks + match.idle
+            idle = {run: n for run, n in matched_runs(match) if not run.refs and run not in promised}
+            promised |= idle.keys()
+            wanted = self._room.wanted(r) - match.blocks + sum(idle.values())
             reserve = self._room.headroom(r) if running.members else 0
             need = Need(max(0, wanted + reserve - blocks), max(0, 1 - seats))
             if need.blocks or need.seats:
-                victims = self._displace(r, need, d)
+                victims = self._displace(r, match, need, d)
                 if not victims:
                     self._vain = (queue.epoch, self._kv.epoch, running.version) if not d.paused else None
                     break
@@ -96,15 +101,19 @@ class Eviction:
             prompts += 1
             tokens -= r.known_tokens - match.blocks * self._limits.block_size
 
-    def _displace(self, r: Request, need: Need, d: Draft) -> Sequence[Candidate]:
+    def _displace(self, r: Request, match: Match, need: Need, d: Draft) -> Sequence[Candidate]:
         """Those who give way to the waiting `r`: of a worse class, and behind it in the order as well."""
         at = place(r)
         worse = [v for v in self._running.members if v.tier > r.tier and place(v) > at]
         if not worse:
             return ()
+        candidates = [
+            c._replace(blocks=self._freed(v, d, match) + self._room.headroom_for(v, r))
+            for c, v in ((c, request_of(c)) for c in self._candidates(worse, d))
+        ]
         what = "seat" if need.seats else "KV blocks"
         better = f"priority {r.tier} < {min(v.tier for v in worse)}"
-        return self._make_room(worse, need, f"{what} wanted by {r.id} ({better})", d)
+        return self._make_room(candidates, need, f"{what} wanted by {r.id} ({better})", d)
 
     def _tokens_left(self, r: Request, d: Draft) -> int:
         """Prefill tokens that are left for `r` after the decodes and the unfinished prompts before it."""
@@ -126,20 +135,41 @@ class Eviction:
                     short -= kv.freed_by(r.lease)
         return short <= 0
 
-    def _make_room(self, requests: Iterable[Request], need: Need, reason: str, d: Draft) -> Sequence[Candidate]:
+    def _candidates(self, requests: Iterable[Request], d: Draft) -> list[Candidate]:
+        """What evicting each of these would free and lose, first in the order first; some never give way again."""
+        size, kv = self._limits.block_size, self._kv
+        found = []
+        for r in in_order(r for r in requests if r.preemptions < self._limits.max_preemptions):
+            assert r.lease is not None
+            lost = max(0, r.planned - kv.kept_by_others(r.lease) * size)
+            found.append(Candidate(r, self._freed(r, d), lost))
+        return found
+
+    def _freed(self, r: Request, d: Draft, beside: Match | None = None) -> int:
+        """Blocks that `r` frees if it goes, the one it wants in this step included."""
+        assert r.lease is not None
+        return self._kv.freed_by(r.lease, beside) + (r in d.growers)
+
+    def _make_room(self, candidates: list[Candidate], need: Need, reason: str, d: Draft) -> Sequence[Candidate]:
         """Evict a set of these that covers `need`, or nobody; pause those that may not be evicted yet."""
-        choose = self._policy.victim.choose
-        candidates = [self._candidate(r, d) for r in requests if r.preemptions < self._limits.max_preemptions]
-        victims = choose([c for c in candidates if not in_flight(c)], need, self._ctx)
+        ready = [c for c in candidates if not request_of(c).in_flight]
+        victims = self._policy.victim.choose(ready, need, self._ctx) or self._jointly(ready, need)
         for v in victims:
             self._preempt(v, reason, d)
         if not victims:
-            d.paused |= {r for r in map(request_of, choose(candidates, need, self._ctx)) if r.in_flight}
+            wanted = self._policy.victim.choose(candidates, need, self._ctx)
+            d.paused |= {r for r in map(request_of, wanted) if r.in_flight}
         return victims
 
-    def _candidate(self, r: Request, d: Draft) -> Candidate:
-        assert r.lease is not None
-        return Candidate(r, self._kv.freed_by(r.lease) + (r in d.growers), r.planned)
+    def _jointly(self, candidates: list[Candidate], need: Need) -> list[Candidate]:
+        """The last in the order that cover `need` together: blocks they share come free only with all of them."""
+        chosen: list[Candidate] = []
+        for c in reversed(candidates):
+            chosen.append(c)
+            leases = [r.lease for r in map(request_of, chosen) if r.lease is not None]
+            if len(chosen) >= need.seats and self._kv.freed_by_all(leases) >= need.blocks:
+                return chosen
+        return []
 
     def _preempt(self, victim: Candidate, reason: str, d: Draft) -> None:
         r = request_of(victim)
@@ -154,8 +184,3 @@ def request_of(c: Candidate) -> Request:
     """The request behind a candidate that was made here."""
     assert isinstance(c.request, Request)
     return c.request
-
-
-def in_flight(c: Candidate) -> bool:
-    """Whether a step in flight computes a chunk of it."""
-    return request_of(c).in_flight > 0

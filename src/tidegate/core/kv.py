@@ -6,19 +6,23 @@ private to one lease. `check()` proves it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from tidegate.core.blocks import Match, PrefixIndex, Run, path
+from tidegate.core.blocks import Match, PrefixIndex, Run, matched_runs, path
 from tidegate.core.hashing import BlockHash
 from tidegate.errors import KvError
 
 
 class Lease:
-    """Blocks one request holds: `table[:committed]` lie in the prefix index, the rest is private."""
+    """Blocks one request holds: `table[:committed]` lie in the prefix index, the rest is private.
 
-    __slots__ = ("awaited", "committed", "released", "run", "sealed", "table")
+    `owner` is whatever the lease was reserved for.
+    """
 
-    def __init__(self, run: Run, table: list[int], committed: int) -> None:
+    __slots__ = ("awaited", "committed", "owner", "released", "run", "sealed", "table")
+
+    def __init__(self, run: Run, table: list[int], committed: int, owner: object) -> None:
+        self.owner = owner
         self.run = run
         self.table = table
         self.committed = committed
@@ -60,17 +64,17 @@ class KvCache:
         """The longest cached prefix of the first `limit` block hashes; holds nothing yet."""
         return self.index.match(hashes, limit if self.prefix_caching else 0)
 
-    def awaits(self, hashes: Sequence[BlockHash], match: Match, limit: int) -> bool:
-        """Whether the first block that `match` lacks is being computed for somebody else right now."""
-        return match.blocks < limit and hashes[match.blocks] in self._awaited
+    def awaited(self, hashes: Sequence[BlockHash], match: Match, limit: int) -> Lease | None:
+        """The lease for which the first block that `match` lacks is being computed right now, if any."""
+        return self._awaited.get(hashes[match.blocks]) if match.blocks < limit else None
 
-    def reserve(self, match: Match, blocks: int) -> Lease:
+    def reserve(self, match: Match, blocks: int, owner: object = None) -> Lease:
         """Hold the matched prefix and `blocks` more. Raises KvError if they are not to be had."""
         if blocks > self.available - match.idle:
             raise KvError(f"{blocks} blocks wanted, {self.available - match.idle} available")
         run = self.index.hold(match)
         table = [b for r in reversed(list(path(run))) for b in r.blocks]
-        lease = Lease(run, table, len(table))
+        lease = Lease(run, table, len(table), owner)
         table += self._take(blocks)
         self._leases.add(lease)
         return lease
@@ -132,18 +136,31 @@ class KvCache:
         self.index.release(lease.run)
         self.epoch += 1
 
-    def freed_by(self, lease: Lease) -> int:
-        """Blocks that would become available if `lease` were released now."""
+    def freed_by(self, lease: Lease, beside: Match | None = None) -> int:
+        """Blocks that would become available if `lease` were released now.
+
+        With `beside`, those do not count that the match itself would take up again.
+        """
+        taken = dict(matched_runs(beside)) if beside is not None else {}
         freed = len(lease.table) - lease.committed
         for run in path(lease.run):
             if run.refs > 1:
                 break
-            freed += len(run.blocks)
+            freed += len(run.blocks) - taken.get(run, 0)
         return freed
 
-    def clear_cache(self) -> None:
-        """Forget every cached block that nobody holds."""
-        self._free += self.index.clear()
+    def freed_by_all(self, leases: Collection[Lease]) -> int:
+        """Blocks that would become available if all of `leases` were released now, shared ones included."""
+        holders: dict[Run, int] = {}
+        for lease in leases:
+            for run in path(lease.run):
+                holders[run] = holders.get(run, 0) + 1
+        private = sum(len(lease.table) - lease.committed for lease in leases)
+        return private + sum(len(run.blocks) for run, n in holders.items() if run.refs == n)
+
+    def kept_by_others(self, lease: Lease) -> int:
+        """Blocks of `lease` that others hold as well, so that they would not be lost."""
+        return len(lease.table) - self.freed_by(lease)
 
     def check(self) -> None:
         """Prove conservation: every block is in one place, and every count is what it says.

@@ -24,7 +24,8 @@ class Limits:
     oversize: a request that outgrows the whole pool is refused ("refuse"), or ends with `length_kv` ("clip")
     partial_prefills: unfinished prompts at once; None is no limit
     prefix_caching: computed blocks are kept for others while memory lasts
-    bypass_bound: decode steps by which back-fill may delay a blocked head whose start was misjudged
+    bypass_bound: steps that a request which passes a blocked head may last, and so the most by which it
+        can delay a head whose start was misjudged
     resume_span: outputs of growth that must be covered before a preempted request returns
     max_preemptions: after so many, a request returns only with its whole footprint, and is never a victim again
     stall_steps: a decode that lacks a block waits for an end that is known to come within so many steps
@@ -49,6 +50,11 @@ class Limits:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("bypass_bound", "resume_span", "max_preemptions", "stall_steps"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must be at least 0, not {getattr(self, name)}")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ConfigError(f"max_model_len must be at least 2 (a prompt and an output), not {self.max_model_len}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "

@@ -2,7 +2,8 @@
 
 The order is fixed: who gives way is settled first, then the decodes are planned, then prompts (running
 and waiting, merged in policy order) share what is left of the budget, then a blocked head may be passed
-by requests that cannot delay it. Nothing planned is ever taken back.
+by requests that cannot delay it. Nothing planned is ever taken back. (Where steps are all prompts or all
+decodes, the turn is settled first, and growth only for a step that decodes.)
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Planner:
         self._lifecycle = lifecycle
         self._room = Room(limits, kv, running, policy.features.hold_pending)
         self._eviction = Eviction(policy, limits, ctx, kv, queue, running, lifecycle, self._room)
-        self._backfill = Backfill(limits, kv, queue, running)
+        self._backfill = Backfill(policy, limits, ctx, kv, queue, running)
         self._next_step = 0
         self._prefill_steps = 0
         self._blocked: tuple[Request, int, int, str] | None = None
@@ -128,12 +129,14 @@ class Planner:
                 break
             if self._chunk(r, d, view, unfinished):
                 capped.append(r)
-        for r in capped:
-            self._chunk(r, d, view, None)
+        capped = [r for r in capped if self._chunk(r, d, view, None)]
         if d.prefill_left > 0 and len(self._queue):
             self._plan_backfill(d, view)
-        elif len(self._queue) and d.plan.held_back_by is None and d.left > 0:
-            d.plan.held_back_by = "prefill budget"
+        if d.plan.held_back_by is None:
+            if capped and d.prefill_left > 0:
+                d.plan.held_back_by = "chunk size"
+            elif len(self._queue):
+                d.plan.held_back_by = "prefill budget"
 
     def _contended(self, r: Request, others: Collection[Request]) -> bool:
         """Whether another prompt of the same class or a better one waits for tokens of this step."""
@@ -168,25 +171,36 @@ class Planner:
         if self._blocked is not None and self._blocked[:3] == (head, head.version, self._kv.epoch):
             d.plan.held_back_by = self._blocked[3]
             return None
+        self._blocked = None
         held, match = self._verdict(head, d)
-        if held == "shared prefix":  # it waits for another's chunk, not for room: those behind it may start
-            for r in self._queue.front()[1:]:
-                held, match = self._verdict(r, d)
-                if held != "shared prefix":
-                    head = r
-                    break
-            else:
-                d.plan.held_back_by = "shared prefix"
-                return None
+        if held == "shared prefix":
+            d.plan.held_back_by = held
+            return self._beside_waiting(d)
         if held is None:
             return head, match
         d.plan.held_back_by = held
-        if head is self._queue.peek() and held in ("kv", "headroom", "return after preemption"):
+        if held in ("kv", "headroom", "return after preemption"):
             self._blocked = (head, head.version, self._kv.epoch, held)
         return None
 
-    def _verdict(self, r: Request, d: Draft) -> tuple[str | None, Match]:
-        """What keeps `r` from starting now (None: nothing), and the cached prefix it would start from."""
+    def _beside_waiting(self, d: Draft) -> tuple[Request, Match] | None:
+        """The first that can start while those before it wait for a prefix, their seats and blocks left to them."""
+        seats, blocks = self._running.free_seats, 0
+        for r in self._queue.front():
+            held, match = self._verdict(r, d, blocks)
+            if held is None and seats > 0:
+                return r, match
+            if held != "shared prefix":
+                return None
+            seats -= 1
+            blocks += self._room.wanted(r) - match.blocks + match.idle
+        return None
+
+    def _verdict(self, r: Request, d: Draft, kept: int = 0) -> tuple[str | None, Match]:
+        """What keeps `r` from starting now (None: nothing), and the cached prefix it would start from.
+
+        `kept` blocks are somebody else's.
+        """
         running, kv = self._running, self._kv
         match = kv.nothing
         if r.in_flight:
@@ -199,7 +213,7 @@ class Planner:
         match, awaited = self._room.match(r)
         if awaited:
             return "shared prefix", match
-        spare = kv.available - match.idle - (self._room.wanted(r) - match.blocks)
+        spare = kv.available - kept - match.idle - (self._room.wanted(r) - match.blocks)
         if spare < 0:
             return "kv", match
         if running.members and spare < self._room.headroom(r):
@@ -208,7 +222,7 @@ class Planner:
 
     def _admit(self, r: Request, match: Match, d: Draft) -> None:
         kv, plan = self._kv, d.plan
-        lease = kv.reserve(match, self._room.wanted(r) - match.blocks)
+        lease = kv.reserve(match, self._room.wanted(r) - match.blocks, r)
         cached = match.blocks * self._limits.block_size
         returning = bool(r.preemptions)
         self._queue.remove(r)
@@ -225,14 +239,15 @@ class Planner:
         if not self._policy.features.backfill or self._blocked is None or not self._running.free_seats:
             return
         head = self._blocked[0]
-        if head is not self._queue.peek():
-            return
         for r in self._backfill.candidates(head):
             held, match = self._verdict(r, d)
-            if held is None and self._backfill.harmless(r, match, head, d.prefill_left):
+            if held is None and self._backfill.harmless(r, match, head, step):
                 self._admit(r, match, d)
                 self._chunk(r, d, step, None)
+            elif held not in (None, "kv", "headroom", "return after preemption"):
+                self._backfill.try_again()
             if d.prefill_left <= 0 or not self._running.free_seats:
+                self._backfill.try_again()
                 break
 
     # Launch

@@ -21,7 +21,8 @@ class Key(NamedTuple):
     """Place in the order: lower first by (tier, score, arrival sequence).
 
     `until` is the time (seconds) at which the passing of time alone changes the key; the queue asks
-    again then. Events that change a key re-key those whom they concern.
+    again then. Otherwise a key stands from when its request is queued; a host whose events change keys
+    re-keys those whom they concern (`WaitingQueue.rekey`).
     """
 
     tier: int
@@ -58,7 +59,10 @@ class Victim(Protocol):
     """Who gives way, given what is short."""
 
     def choose(self, candidates: Sequence[Candidate], need: Need, ctx: PolicyContext) -> Sequence[Candidate]:
-        """A smallest set that covers `need`, empty if nothing covers it. Ties go to the newest."""
+        """A set that covers `need` and of which nobody could be let off; empty if nothing covers it.
+
+        `candidates` come first in the order first. Ties go to the newest.
+        """
         ...
 
 
@@ -114,7 +118,6 @@ class Features:
     displace:  an urgent waiting head may take the seat or the blocks of a running request of a worse class
     backfill:  requests that cannot delay a blocked head may pass it
     hold_pending: a prompt whose next prefix block is being computed by another waits for it
-    reserve_prompt: a prompt starts only if all of it fits, and its blocks are reserved whole
     mixed_batches: prefill chunks and decodes share a step; without it every step is one or the other
     max_prefill_steps: without mixed batches, prefill steps in a row while decodes wait
     """

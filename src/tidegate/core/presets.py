@@ -67,7 +67,7 @@ PRESETS: Mapping[str, Preset] = {
     "priority": Preset("static classes, lower is more urgent, first come first served within a class", Priority),
     "sjf": Preset("shortest remaining job first, by predicted seconds", ShortestJob),
     "vllm-v1": Preset(
-        "vLLM V1 as shipped: first come first served, chunked prefill, recompute, newest gives way",
+        "vLLM V1's design: first come first served, chunked prefill, recompute, the last in order gives way",
         Fcfs,
         _PLAIN,
         {"stall_steps": 0, "resume_span": 0, "max_preemptions": 1_000_000},

@@ -20,7 +20,8 @@ Entry: TypeAlias = tuple[int, float, int, int, Request]
 
 
 class WaitingQueue:
-    """A lazy heap of those never admitted, and one short sorted list a class of those preempted.
+    """Those never admitted in a lazy heap, whose first few lie sorted beside it; those preempted in one short
+    sorted list a class.
 
     `order(request) -> Key` is asked when a request is added and when its key's `until` has come.
     `epoch` grows whenever the first `window` requests may have changed.
@@ -30,12 +31,12 @@ class WaitingQueue:
         self.window = window
         self.epoch = 0
         self._order = order
-        self._fresh: list[Entry] = []
+        self._first: list[Entry] = []  # sorted, and all before everything in the heap
+        self._rest: list[Entry] = []
         self._returning: dict[int, list[Entry]] = {}
         self._live: dict[Request, Entry] = {}
         self._due: list[tuple[float, int, int, Request]] = []
         self._front: list[Request] | None = None
-        self._front_end: Entry | None = None
 
     def __len__(self) -> int:
         return len(self._live)
@@ -58,14 +59,20 @@ class WaitingQueue:
         r.key = key
         entry = (key.tier, key.score, r.seq, r.version, r)
         self._live[r] = entry
-        if r.preemptions:
-            insort(self._returning.setdefault(r.tier, []), entry)
-        else:
-            heapq.heappush(self._fresh, entry)
         if key.until != inf:
             heapq.heappush(self._due, (key.until, r.seq, r.version, r))
-        if self._front is None or self._front_end is None or entry < self._front_end or r.preemptions:
+        if r.preemptions:
+            insort(self._returning.setdefault(r.tier, []), entry)
             self._changed()
+        elif self._first and entry < self._first[-1]:
+            insort(self._first, entry)
+            if len(self._first) > 2 * self.window:
+                heapq.heappush(self._rest, self._first.pop())
+            self._changed()
+        else:
+            heapq.heappush(self._rest, entry)
+            if len(self._first) < self.window:
+                self._changed()
 
     def remove(self, r: Request) -> None:
         """Take `r` out. Raises KeyError if it does not wait."""
@@ -76,21 +83,21 @@ class WaitingQueue:
             returning.remove(entry)
             if not returning:
                 del self._returning[r.tier]
-        elif len(self._fresh) > 2 * len(self._live) + 64:
-            self._fresh = [e for e in self._fresh if self._alive(e)]
-            heapq.heapify(self._fresh)
-        if self._front_end is None or not entry > self._front_end or r.preemptions:
             self._changed()
+        elif self._first and entry <= self._first[-1]:
+            self._first.remove(entry)
+            self._changed()
+        self._compact()
 
     def peek(self) -> Request | None:
         """Who comes first; None if nobody waits."""
-        while self._fresh and not self._alive(self._fresh[0]):
-            heapq.heappop(self._fresh)
+        if not self._first:
+            self._fill(1)
         if not self._returning:
-            return self._fresh[0][-1] if self._fresh else None
+            return self._first[0][-1] if self._first else None
         first = min(entries[0] for entries in self._returning.values())
-        if self._fresh and self._fresh[0] < first:
-            fresh = self._fresh[0][-1]
+        if self._first and self._first[0] < first:
+            fresh = self._first[0][-1]
             own_class = self._returning.get(fresh.tier)
             return own_class[0][-1] if own_class else fresh
         return first[-1]
@@ -98,7 +105,8 @@ class WaitingQueue:
     def front(self) -> list[Request]:
         """The first `window` requests, in order."""
         if self._front is None:
-            self._front = self._gather()
+            self._fill(self.window)
+            self._front = self._merged()
         return self._front
 
     def rekey_due(self, now: float) -> None:
@@ -124,47 +132,51 @@ class WaitingQueue:
         self.remove(r)
         self.add(r)
 
-    def _gather(self) -> list[Request]:
+    def _fill(self, wanted: int) -> None:
+        """Move entries from the heap until `wanted` lie sorted; dead ones are met once and dropped."""
+        while len(self._first) < wanted and self._rest:
+            entry = heapq.heappop(self._rest)
+            if self._alive(entry):
+                self._first.append(entry)
+
+    def _merged(self) -> list[Request]:
+        """The first `window` of both kinds: a fresh one yields to those of its class that return."""
         front: list[Request] = []
-        taken = dict.fromkeys(self._returning, 0)
-        fresh = self._in_order()
+        returning = {tier: iter(entries) for tier, entries in self._returning.items()}
+        heads = {tier: next(entries) for tier, entries in returning.items()}
+        fresh = iter(self._first)
         candidate = next(fresh, None)
-        while len(front) < self.window:
-            heads = [e[taken[t]] for t, e in self._returning.items() if taken[t] < len(e)]
-            first = min(heads, default=None)
-            if candidate is None and first is None:
-                break
-            if first is None or (candidate is not None and candidate < first):
-                assert candidate is not None
-                tier = candidate[-1].tier
-                own_class = self._returning.get(tier, [])
-                if taken.get(tier, 0) < len(own_class):
-                    first = own_class[taken[tier]]
-                else:
+        while len(front) < self.window and (candidate or heads):
+            first = min(heads.values(), default=None)
+            if candidate is not None and (first is None or candidate < first):
+                first = heads.get(candidate[-1].tier)
+                if first is None:
                     front.append(candidate[-1])
                     candidate = next(fresh, None)
                     continue
+            assert first is not None
             front.append(first[-1])
-            taken[first[-1].tier] += 1
-        self._front_end = self._live[front[-1]] if len(front) == self.window else None
+            tier = first[-1].tier
+            following = next(returning[tier], None)
+            if following is None:
+                del heads[tier]
+            else:
+                heads[tier] = following
         return front
 
-    def _in_order(self) -> Iterator[Entry]:
-        """Live fresh entries in order, by walking the heap from its root without popping."""
-        heap = self._fresh
-        todo = [(heap[0], 0)] if heap else []
-        while todo:
-            entry, at = heapq.heappop(todo)
-            for child in (2 * at + 1, 2 * at + 2):
-                if child < len(heap):
-                    heapq.heappush(todo, (heap[child], child))
-            if self._alive(entry):
-                yield entry
+    def _compact(self) -> None:
+        """Drop what was left behind by removals, before it outnumbers those who wait."""
+        bound = 2 * len(self._live) + 64
+        if len(self._rest) > bound:
+            self._rest = [e for e in self._rest if self._alive(e)]
+            heapq.heapify(self._rest)
+        if len(self._due) > bound:
+            self._due = [d for d in self._due if d[3] in self._live and d[3].version == d[2]]
+            heapq.heapify(self._due)
 
     def _alive(self, entry: Entry) -> bool:
         return self._live.get(entry[-1]) is entry
 
     def _changed(self) -> None:
         self._front = None
-        self._front_end = None
         self.epoch += 1

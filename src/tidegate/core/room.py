@@ -8,7 +8,7 @@ from tidegate.core.blocks import Match
 from tidegate.core.kv import KvCache
 from tidegate.core.limits import Limits
 from tidegate.core.request import Request
-from tidegate.core.running import Running, hashes_of
+from tidegate.core.running import Running, hashes_of, place
 
 
 class Room:
@@ -23,14 +23,22 @@ class Room:
         self._watermark = ceil(limits.watermark * limits.num_blocks) if limits.headroom == "watermark" else 0
 
     def match(self, r: Request) -> tuple[Match, bool]:
-        """The cached prefix of `r`, and whether its next block is being computed for another right now.
+        """The cached prefix of `r`, and whether it had better wait for another that computes its next block.
 
+        It waits for whoever is ahead of it in the order: one behind it might not get on for long.
         The last known token is never taken from the cache: computing it yields the next one.
         """
         hashes = hashes_of(r, self._kv)
         limit = min(len(hashes), (r.known_tokens - 1) // self._limits.block_size)
         match = self._kv.match(hashes, limit)
-        return match, self._hold_pending and self._kv.awaits(hashes, match, limit)
+        if not self._hold_pending:
+            return match, False
+        lease = self._kv.awaited(hashes, match, limit)
+        return match, lease is not None and self._worth_waiting(r, lease.owner)
+
+    @staticmethod
+    def _worth_waiting(r: Request, owner: object) -> bool:
+        return isinstance(owner, Request) and place(owner) < place(r)
 
     def wanted(self, r: Request) -> int:
         """Blocks that `r` holds when it starts: for all it knows, or for its whole footprint once it was
@@ -52,3 +60,10 @@ class Room:
         if r.preemptions:
             return min(own, span) + sum(min(running.growth_left(m), span) for m in running.members)
         return self._watermark + sum(min(running.growth_left(m), span) for m in running.returned)
+
+    def headroom_for(self, m: Request, r: Request) -> int:
+        """The part of `headroom(r)` that is there because `m` runs: it goes when `m` does."""
+        growth = self._running.growth_left(m)
+        if self._limits.headroom == "declared":
+            return growth
+        return min(growth, self._span) if r.preemptions or m.preemptions else 0

@@ -20,6 +20,7 @@ class Running:
     stalled:     decodes that wait, seated, for a block
     left:        seats given up since the last plan that was executed
     returned:    those that were preempted before
+    peak_blocks: blocks all of them would hold at their peaks, each alone
     outstanding: blocks by which all of them may still grow, as declared
     version:     grows whenever somebody comes or goes
     """
@@ -32,6 +33,7 @@ class Running:
         self.stalled: dict[Request, None] = {}
         self.returned: dict[Request, None] = {}
         self.left: list[int] = []
+        self.peak_blocks = 0
         self.outstanding = 0
         self.version = 0
         self._seats = list(range(limits.max_num_seqs - 1, -1, -1))
@@ -58,6 +60,7 @@ class Running:
         if r.preemptions:
             self.returned[r] = None
         self._tiers[r.tier] = self._tiers.get(r.tier, 0) + 1
+        self.peak_blocks += r.footprint
         self.outstanding += self.growth_left(r)
         self.version += 1
 
@@ -83,6 +86,7 @@ class Running:
         assert r.lease is not None
         if r.decode_set is not None:
             self.decodes.leave(r)
+        self.peak_blocks -= r.footprint
         self.outstanding -= self.growth_left(r)
         self._keep_computed(r, r.lease)
         self.kv.release(r.lease)

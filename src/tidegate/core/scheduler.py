@@ -21,7 +21,7 @@ from tidegate.core.policy import Key, Policy, PolicyContext, Reject
 from tidegate.core.predict import HistoryPredictor, StepTime
 from tidegate.core.queue import WaitingQueue
 from tidegate.core.request import FinishReason, Rejection, Request, Status
-from tidegate.core.running import Running
+from tidegate.core.running import Running, hashes_of
 from tidegate.core.view import LoadView
 from tidegate.errors import RequestRefused
 
@@ -81,6 +81,8 @@ class Scheduler:
             load = LoadView(now, self.waiting.fresh + self._num_parked, len(self.running), self.kv.available)
             verdict = self.policy.admit.decide(r, load, self.ctx)
             refusal = verdict if isinstance(verdict, Reject) else None
+        if refusal is None and not self._hashable(r):
+            refusal = Reject(Rejection.BAD_REQUEST, "token ids must be whole numbers from 0 to 2147483647")
         if refusal is not None:
             self._lifecycle.reject(r, refusal, now)
             raise RequestRefused(refusal.reason.value, refusal.message, refusal.retry_after)
@@ -100,6 +102,9 @@ class Scheduler:
             return False
         if r.status is Status.PARKED:
             self._num_parked -= 1
+            if len(self._parked) > 2 * self._num_parked + 64:
+                self._parked = [p for p in self._parked if p[2].status is Status.PARKED and p[2] is not r]
+                heapq.heapify(self._parked)
         self._lifecycle.finish(r, FinishReason.CANCELLED, now)
         return True
 
@@ -118,6 +123,9 @@ class Scheduler:
         """A step was computed. Results come in the order of their plans; raises ValueError otherwise."""
         if not self._lifecycle.in_flight or self._lifecycle.in_flight[0].plan is not plan:
             raise ValueError(f"step {plan.step} is not the oldest in flight")
+        expected = len(plan.decodes) + sum(chunk.emits for chunk in plan.chunks)
+        if len(result.tokens) != expected:
+            raise ValueError(f"step {plan.step} emits {expected} tokens, the result has {len(result.tokens)}")
         self.ctx.now = now
         self._lifecycle.apply(self._lifecycle.in_flight[0], result, now)
 
@@ -128,6 +136,8 @@ class Scheduler:
 
     def next_wake(self, now: float) -> float | None:
         """When time alone will change what can be planned (seconds); None if only an event will."""
+        while self._parked and self._parked[0][2].status is not Status.PARKED:
+            heapq.heappop(self._parked)
         due = self.waiting.next_due()
         parked = self._parked[0][0] if self._parked else None
         times = [t for t in (due, parked) if t is not None]
@@ -168,6 +178,8 @@ class Scheduler:
             told["waiting"] = self._why_waiting(r)
         elif r.status is Status.PARKED:
             told["waiting"] = {"held_back_by": "parked", "until": r.not_before}
+        elif r in self.running.stalled:
+            told["waiting"] = {"held_back_by": "stalled"}
         return told
 
     def _why_waiting(self, r: Request) -> dict[str, Any]:
@@ -204,6 +216,14 @@ class Scheduler:
         r.target = pool if r.clip or declared is None else declared
         r.footprint = self.kv.blocks_for(r.prompt_tokens + r.target - 1)  # its last token is never written
         return None
+
+    def _hashable(self, r: Request) -> bool:
+        """Whether the prompt's blocks can be named; names them, so that no plan has to."""
+        try:
+            hashes_of(r, self.kv)
+        except (OverflowError, TypeError):
+            return False
+        return True
 
     def _unpark(self, now: float) -> None:
         while self._parked and self._parked[0][0] <= now:

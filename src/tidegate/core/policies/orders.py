@@ -41,7 +41,8 @@ class ShortestJob:
     """Shortest (remaining) job first: `(0, seconds of service left)`.
 
     The seconds are those of the prompt tokens not computed and the outputs predicted to come, alone on
-    the machine. Best mean latency where predictions are right; starves long requests unless `Aged`.
+    the machine, as predicted when it is queued. Best mean latency where predictions are right; starves long
+    requests unless `Aged`.
     """
 
     def tier(self, r: RequestView, ctx: PolicyContext) -> int:

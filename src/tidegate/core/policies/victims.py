@@ -1,9 +1,11 @@
-"""Who gives way. Each chooses a smallest set that covers the shortage; ties go to the newest."""
+"""Who gives way. Candidates come first in the order first; ties go to the newest."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from math import comb
 
 from tidegate.core.policy import PolicyContext
 from tidegate.core.view import Candidate, Need
@@ -17,13 +19,12 @@ class Newest:
     """
 
     def choose(self, candidates: Sequence[Candidate], need: Need, ctx: PolicyContext) -> Sequence[Candidate]:
-        last_first = sorted(candidates, key=lambda c: (c.request.tier, c.request.seq), reverse=True)
         chosen: list[Candidate] = []
-        for c in last_first:
+        for c in reversed(candidates):
             if covers(chosen, need):
                 break
             chosen.append(c)
-        return chosen if covers(chosen, need) else ()
+        return needed(chosen, need) if covers(chosen, need) else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class LowestPriority:
             rest = Need(need.blocks - sum(c.blocks for c in given), need.seats - len(given))
             chosen = smallest_set(own, rest, cost=lambda c: c.lost)
             if chosen:
-                return [*given, *chosen]
+                return needed([*given, *chosen], need)
             given += own
         return ()
 
@@ -55,16 +56,27 @@ def covers(chosen: Sequence[Candidate], need: Need) -> bool:
     return len(chosen) >= need.seats and sum(c.blocks for c in chosen) >= need.blocks
 
 
-def smallest_set(candidates: Sequence[Candidate], need: Need, cost: Callable[[Candidate], float]) -> list[Candidate]:
-    """A set of the smallest size that covers `need`, cheap by `cost`; empty if nothing covers it.
+def needed(chosen: Sequence[Candidate], need: Need) -> list[Candidate]:
+    """`chosen` without those that the others cover for, those that lose the most let off first."""
+    kept = list(chosen)
+    for c in sorted(chosen, key=lambda c: c.lost, reverse=True):
+        rest = [k for k in kept if k is not c]
+        if covers(rest, need):
+            kept = rest
+    return kept
 
-    One victim is exact: the cheapest that covers alone. Several start from those that free the most
-    and are exchanged one by one for cheaper ones while the set still covers.
+
+# Sets of one size that are compared one by one; beyond it a good set is taken for the best.
+_EXACT = 2_000
+
+
+def smallest_set(candidates: Sequence[Candidate], need: Need, cost: Callable[[Candidate], float]) -> list[Candidate]:
+    """A set of the smallest size that covers `need`, cheapest by `cost`; empty if nothing covers it.
+
+    Where there are too many sets of that size to compare, one is bettered from those that free the most,
+    exchanging one at a time for a cheaper one while the set still covers.
     """
     newest = sorted(candidates, key=lambda c: (cost(c), -c.request.seq))
-    alone = next((c for c in newest if covers([c], need)), None)
-    if alone is not None:
-        return [alone]
     chosen: list[Candidate] = []
     for c in sorted(newest, key=lambda c: -c.blocks):
         if covers(chosen, need):
@@ -72,6 +84,9 @@ def smallest_set(candidates: Sequence[Candidate], need: Need, cost: Callable[[Ca
         chosen.append(c)
     if not chosen or not covers(chosen, need):
         return []
+    size = len(chosen)
+    if comb(len(newest), size) <= _EXACT:
+        return list(min((s for s in combinations(newest, size) if covers(s, need)), key=lambda s: sum(map(cost, s))))
     for dear in sorted(chosen, key=cost, reverse=True):
         rest = [c for c in chosen if c is not dear]
         for cheap in newest:
