@@ -2,10 +2,11 @@
 
     python bench/step_cost.py [--json] [--policy fcfs --policy priority] [--steps 400] [--repeats 5]
 
-Steady decode with `running` requests and `waiting` more; with churn, one request arrives and one ends in
-every step. Token ids are kept, tokens are delivered to one queue a request. The repeats of all rows are
-interleaved; a row's figure is the least of its repeats' medians, because noise only ever adds. The
-reference loop (append 256 ints to a list and sum it) is timed in the same run, so that the figure travels.
+Steady decode with `running` requests and `waiting` more, which lack seats or (`short_of`) KV blocks; with
+churn, one request arrives and one ends in every step. Token ids are kept, tokens are delivered to one
+queue a request. The repeats of all rows are interleaved; a row's figure is the least of its repeats'
+medians, because noise only ever adds. The reference loop (append 256 ints to a list and sum it) is timed
+in the same run, so that the figure travels.
 """
 
 from __future__ import annotations
@@ -40,21 +41,26 @@ deliver = deque(maxlen=0).extend  # runs an iterator for its effects
 class Load:
     """A scheduler held at `running` decodes and `waiting` others, one step a call."""
 
-    def __init__(self, policy: str, running: int, waiting: int, churn: bool) -> None:
+    def __init__(self, policy: str, running: int, waiting: int, churn: bool, short_of: str = "seats") -> None:
         params = {"aging_window": 60.0} if policy == "priority" else {}
+        peak = -(-(PROMPT_TOKENS + OUTPUTS) // 16)
         limits = Limits(
-            num_blocks=running * 64 + 1024, max_num_seqs=running, max_num_batched_tokens=max(2048, 4 * running)
+            num_blocks=running * 64 + 1024 if short_of == "seats" else running * peak,
+            max_num_seqs=running if short_of == "seats" else 4 * running,
+            max_num_batched_tokens=max(2048, 4 * running),
+            headroom="watermark" if short_of == "seats" else "declared",
         )
         self.scheduler = Scheduler(build_policy(policy, params), limits)
-        self.churn = churn
+        self.churn = False
         self.now = 0.0
         self.ids = count()
         for i in range(running):
             self._arrive(1 + (i + 1) * OUTPUTS // running if churn else 10_000)
-        while self.scheduler.waiting:
+        while self.scheduler.waiting or self.scheduler.running.prefilling:
             self.step()
         for _ in range(waiting):
             self._arrive(OUTPUTS)
+        self.churn = churn
 
     def step(self) -> None:
         """Plan, apply a fixed result, deliver each token to its stream's queue."""
@@ -111,11 +117,12 @@ def main() -> None:
     args.add_argument("--repeats", type=int, default=5)
     options = args.parse_args()
     cases = [
-        (policy, running, waiting, churn)
+        (policy, running, waiting, churn, short_of)
         for policy in options.policy or ("fcfs", "priority", "sjf")
         for running in options.running or RUNNING
         for waiting in options.waiting or WAITING
         for churn in (False, True)
+        for short_of in (("seats", "kv") if churn else ("seats",))
     ]
     loads = {case: Load(*case) for case in cases}
     best = dict.fromkeys(cases, float("inf"))
@@ -130,21 +137,22 @@ def main() -> None:
             "running": running,
             "waiting": waiting,
             "churn": churn,
-            "plan_apply_us_p50": round(best[policy, running, waiting, churn], 1),
+            "short_of": short_of,
+            "plan_apply_us_p50": round(best[policy, running, waiting, churn, short_of], 1),
             "reference_loop_us": round(reference, 2),
-            "multiple_of_reference": round(best[policy, running, waiting, churn] / reference, 2),
+            "multiple_of_reference": round(best[policy, running, waiting, churn, short_of] / reference, 2),
         }
-        for policy, running, waiting, churn in cases
+        for policy, running, waiting, churn, short_of in cases
     ]
     if options.json:
         machine = platform.processor() or platform.machine()
         print(json.dumps({"machine": machine, "python": platform.python_version(), "rows": rows}))
         return
     print(f"reference loop {reference:.2f} us")
-    print("policy    running  waiting  churn   us/step   x reference")
+    print("policy    running  waiting  churn  short of   us/step   x reference")
     for row in rows:
         print(
-            f"{row['policy']:<9} {row['running']:>7} {row['waiting']:>8}  {row['churn']!s:<5} "
+            f"{row['policy']:<9} {row['running']:>7} {row['waiting']:>8}  {row['churn']!s:<5}  {row['short_of']:<8}"
             f"{row['plan_apply_us_p50']:>9} {row['multiple_of_reference']:>12}"
         )
 
