@@ -193,6 +193,19 @@ def test_outputs_are_hashed_only_when_a_match_comes_as_far() -> None:
     kv.check()
 
 
+def test_what_a_sharer_frees_alone_and_together() -> None:
+    kv = KvCache(16, BLOCK)
+    text = list(range(8))
+    first, second = filled(kv, [*text, 1, 1, 1, 1]), filled(kv, [*text, 2, 2, 2, 2])
+    assert (kv.freed_by(first), kv.kept_by_others(first)) == (1, 2)
+    assert kv.freed_by_all([first, second]) == 4
+    again = kv.match(block_hashes(text, BLOCK), 2)
+    assert kv.freed_by_all([first, second], beside=again) == 2
+    kv.release(first)
+    assert kv.freed_by(second) == 3
+    assert kv.freed_by(second, beside=again) == 1
+
+
 def test_check_finds_a_lost_block() -> None:
     kv = KvCache(8, BLOCK)
     lease = kv.reserve(kv.match((), 0), 2)

@@ -7,13 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.harness import Run, limits, request
+from tidegate.core.plan import StepPlan, StepResult
 from tidegate.core.policies.orders import Aged, Fcfs, Priority, ShortestJob
 from tidegate.core.policy import PolicyContext
 from tidegate.core.predict import OraclePredictor, StepTime
 from tidegate.core.presets import PRESETS, build_policy
 from tidegate.core.request import Request
 from tidegate.core.scheduler import Scheduler
-from tidegate.errors import ConfigError
+from tidegate.errors import ConfigError, RequestRefused
 
 CTX = PolicyContext(OraclePredictor(), StepTime(prefill_token=0.001, decode=0.1))
 
@@ -144,6 +145,44 @@ def test_an_id_in_use_is_refused_and_a_free_one_is_not() -> None:
         scheduler.add(request("a", 4, 4), 0.0)
     scheduler.abort("a", 0.0)
     scheduler.add(Request("a", token_ids=[1], max_tokens=1), 0.0)
+
+
+def test_what_would_break_a_plan_is_refused_at_the_door() -> None:
+    scheduler = Scheduler(build_policy("fcfs"), limits())
+    for n, tokens in enumerate(([2**31], [-1 - 2**31], [3] * 15 + [2**40])):
+        with pytest.raises(RequestRefused, match="token ids must be"):
+            scheduler.add(Request(f"r{n}", token_ids=tokens * 16, max_tokens=1), 0.0)
+    with pytest.raises(RequestRefused, match="token ids must be"):
+        scheduler.add(Request("both", token_ids=range(64), block_hashes=[1, 2], max_tokens=1), 0.0)
+    assert not scheduler.has_work
+
+
+def test_a_result_that_is_too_short_is_not_applied() -> None:
+    scheduler = Scheduler(build_policy("fcfs"), limits())
+    scheduler.add(request("a", 4, 4), 0.0)
+    scheduler.add(request("b", 4, 4), 0.0)
+    plan = scheduler.plan(0.0)
+    with pytest.raises(ValueError, match="step 0 emits 2 tokens, the result has 1"):
+        scheduler.apply(plan, StepResult([1]), 0.0)
+    with pytest.raises(ValueError, match="not the oldest in flight"):
+        scheduler.apply(StepPlan(7, 0.0), StepResult([]), 0.0)
+    scheduler.apply(plan, StepResult([1, 1]), 0.0)
+
+
+def test_cancelled_ones_leave_nothing_behind() -> None:
+    """Neither the parked nor the waiting: what a step looks at follows who is there."""
+    scheduler = Scheduler(build_policy("fcfs"), limits(max_num_seqs=1))
+    scheduler.add(request("runs", 4, 100), 0.0)
+    scheduler.plan(0.0)
+    for n in range(3_000):
+        scheduler.add(Request(f"p{n}", prompt_tokens=4, max_tokens=4, not_before=1e9), 0.0)
+        scheduler.add(Request(f"w{n}", prompt_tokens=4, max_tokens=4), 0.0)
+    for n in range(3_000):
+        scheduler.abort(f"p{n}", 0.0)
+        scheduler.abort(f"w{n}", 0.0)
+    assert len(scheduler._parked) < 100
+    assert len(scheduler.waiting._rest) < 100
+    assert scheduler.next_wake(0.0) is None
 
 
 def test_the_queue_limit_counts_those_never_admitted() -> None:

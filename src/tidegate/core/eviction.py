@@ -113,7 +113,7 @@ class Eviction:
         ]
         what = "seat" if need.seats else "KV blocks"
         better = f"priority {r.tier} < {min(v.tier for v in worse)}"
-        return self._make_room(candidates, need, f"{what} wanted by {r.id} ({better})", d)
+        return self._make_room(candidates, need, f"{what} wanted by {r.id} ({better})", d, match)
 
     def _tokens_left(self, r: Request, d: Draft) -> int:
         """Prefill tokens that are left for `r` after the decodes and the unfinished prompts before it."""
@@ -150,10 +150,15 @@ class Eviction:
         assert r.lease is not None
         return self._kv.freed_by(r.lease, beside) + (r in d.growers)
 
-    def _make_room(self, candidates: list[Candidate], need: Need, reason: str, d: Draft) -> Sequence[Candidate]:
-        """Evict a set of these that covers `need`, or nobody; pause those that may not be evicted yet."""
+    def _make_room(
+        self, candidates: list[Candidate], need: Need, reason: str, d: Draft, beside: Match | None = None
+    ) -> Sequence[Candidate]:
+        """Evict a set of these that covers `need`, or nobody; pause those that may not be evicted yet.
+
+        `beside` is the prefix that whoever needs the room takes up itself.
+        """
         ready = [c for c in candidates if not request_of(c).in_flight]
-        victims = self._policy.victim.choose(ready, need, self._ctx) or self._jointly(ready, need)
+        victims = self._policy.victim.choose(ready, need, self._ctx) or self._jointly(ready, need, beside)
         for v in victims:
             self._preempt(v, reason, d)
         if not victims:
@@ -161,13 +166,13 @@ class Eviction:
             d.paused |= {r for r in map(request_of, wanted) if r.in_flight}
         return victims
 
-    def _jointly(self, candidates: list[Candidate], need: Need) -> list[Candidate]:
+    def _jointly(self, candidates: list[Candidate], need: Need, beside: Match | None) -> list[Candidate]:
         """The last in the order that cover `need` together: blocks they share come free only with all of them."""
         chosen: list[Candidate] = []
         for c in reversed(candidates):
             chosen.append(c)
             leases = [r.lease for r in map(request_of, chosen) if r.lease is not None]
-            if len(chosen) >= need.seats and self._kv.freed_by_all(leases) >= need.blocks:
+            if len(chosen) >= need.seats and self._kv.freed_by_all(leases, beside) >= need.blocks:
                 return chosen
         return []
 

@@ -149,14 +149,15 @@ class KvCache:
             freed += len(run.blocks) - taken.get(run, 0)
         return freed
 
-    def freed_by_all(self, leases: Collection[Lease]) -> int:
-        """Blocks that would become available if all of `leases` were released now, shared ones included."""
+    def freed_by_all(self, leases: Collection[Lease], beside: Match | None = None) -> int:
+        """The same if all of `leases` were released now: blocks that only they share come free as well."""
+        taken = dict(matched_runs(beside)) if beside is not None else {}
         holders: dict[Run, int] = {}
         for lease in leases:
             for run in path(lease.run):
                 holders[run] = holders.get(run, 0) + 1
         private = sum(len(lease.table) - lease.committed for lease in leases)
-        return private + sum(len(run.blocks) for run, n in holders.items() if run.refs == n)
+        return private + sum(len(run.blocks) - taken.get(run, 0) for run, n in holders.items() if run.refs == n)
 
     def kept_by_others(self, lease: Lease) -> int:
         """Blocks of `lease` that others hold as well, so that they would not be lost."""
