@@ -149,7 +149,7 @@ def test_an_id_in_use_is_refused_and_a_free_one_is_not() -> None:
 
 def test_what_would_break_a_plan_is_refused_at_the_door() -> None:
     scheduler = Scheduler(build_policy("fcfs"), limits())
-    for n, tokens in enumerate(([2**31], [-1 - 2**31], [3] * 15 + [2**40])):
+    for n, tokens in enumerate(([2**32], [-1], [3] * 15 + [2**40])):
         with pytest.raises(RequestRefused, match="token ids must be"):
             scheduler.add(Request(f"r{n}", token_ids=tokens * 16, max_tokens=1), 0.0)
     with pytest.raises(RequestRefused, match="token ids must be"):

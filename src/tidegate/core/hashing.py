@@ -38,7 +38,7 @@ def continue_hashes(parent: BlockHash, tokens: Sequence[int], block_size: int) -
         raise TypeError("hashes that a host made up cannot be continued from token ids; give one or the other")
     hashes: list[BlockHash] = []
     width = 4 * block_size
-    content = array("i", tokens).tobytes()
+    content = array("I", tokens).tobytes()
     for end in range(width, len(content) + 1, width):
         parent = blake2b(parent + content[end - width : end], digest_size=DIGEST_BYTES).digest()
         hashes.append(parent)

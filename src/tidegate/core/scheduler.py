@@ -82,7 +82,7 @@ class Scheduler:
             verdict = self.policy.admit.decide(r, load, self.ctx)
             refusal = verdict if isinstance(verdict, Reject) else None
         if refusal is None and not self._hashable(r):
-            refusal = Reject(Rejection.BAD_REQUEST, "token ids must be whole numbers from 0 to 2147483647")
+            refusal = Reject(Rejection.BAD_REQUEST, "token ids must be whole numbers from 0 to 4294967295")
         if refusal is not None:
             self._lifecycle.reject(r, refusal, now)
             raise RequestRefused(refusal.reason.value, refusal.message, refusal.retry_after)
