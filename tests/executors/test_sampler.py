@@ -188,3 +188,69 @@ def test_the_token_alone_where_no_alternatives_are_wanted() -> None:
     told = sampled.details[0]
     assert isinstance(told, TokenLogprobs)
     assert told.top == ()
+
+
+ANY = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([1e-320, 1e-300, 1e-38, 1e-6, 1.0, 1e300])
+
+
+@given(
+    temperature=ANY,
+    top_p=ANY,
+    min_p=ANY,
+    repetition=ANY,
+    presence=ANY,
+    frequency=ANY,
+    top_k=st.sampled_from([0, -1, 1, 300, 10**30, 10**400]),
+    spread=st.sampled_from([0.0, 4.0, 1e38]),
+)
+@settings(max_examples=300, deadline=None)
+def test_no_parameter_breaks_its_row_or_its_neighbours(
+    temperature: float,
+    top_p: float,
+    min_p: float,
+    repetition: float,
+    presence: float,
+    frequency: float,
+    top_k: int,
+    spread: float,
+) -> None:
+    """Two steps beside a greedy, a random and a penalised request, who say what they say without it."""
+    wild = SamplingParams(
+        temperature=temperature,
+        top_p=top_p,
+        min_p=min_p,
+        top_k=top_k,
+        repetition_penalty=repetition,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        logit_bias={7: 100.0, 8: temperature},
+        seed=1,
+    )
+    others = {0: GREEDY, 1: SamplingParams(seed=3), 2: SamplingParams(seed=4, repetition_penalty=1.2)}
+    beside, alone = sampler({**others, 5: wild}), sampler(others)
+    with_it, without = np.array([0, 1, 5, 2]), np.array([0, 1, 2])
+    for step in range(2):
+        rows = logits(4, step)
+        rows[2] *= spread
+        told = beside.sample(rows.clone(), with_it).tokens.tolist()
+        assert 0 <= told.pop(2) < VOCAB
+        assert told == alone.sample(rows[[0, 1, 3]].clone(), without).tokens.tolist()
+
+
+def test_a_temperature_next_to_nothing_is_greedy() -> None:
+    rows = logits(3)
+    cold = sampler({slot: SamplingParams(temperature=t) for slot, t in enumerate((1e-320, 1e-38, 1e-6))})
+    assert cold.sample(rows.clone(), np.array([0, 1, 2])).tokens.tolist() == rows.argmax(-1).tolist()
+    just_random = draw(rows, Draw.of([SamplingParams(temperature=1e-5)] * 3, CPU), torch.full((3,), 0.5).double())
+    assert just_random.tolist() == rows.argmax(-1).tolist()
+
+
+def test_logits_that_are_no_numbers_say_a_token_of_the_vocabulary() -> None:
+    rows = logits(4)
+    rows[0] = math.nan
+    rows[1] = -math.inf
+    rows[2, 9] = math.inf
+    rows[3, 5] = math.nan
+    tokens = draw(rows, Draw.of([SamplingParams(top_p=0.9)] * 4, CPU), torch.full((4,), 0.5).double()).tolist()
+    assert tokens[:3] == [0, 0, 9]
+    assert tokens[3] != 5

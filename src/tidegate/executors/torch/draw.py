@@ -3,6 +3,9 @@
 Each row is one uniform number against the cumulated probabilities in descending order, so neither the
 neighbours in the batch nor a preemption change what a seeded request says. The 256 best tokens are looked
 at first; only a row that needs more of its tail is sorted whole.
+
+Whatever a request asks for and whatever its logits hold, its row gets a token of the vocabulary: one
+request must not end the step of the others.
 """
 
 from __future__ import annotations
@@ -16,6 +19,10 @@ import torch
 from tidegate.engine.sampling import SamplingParams
 
 BEST = 256
+MIN_TEMPERATURE = 1e-5
+"""Below it a row is greedy: a difference of logits over it is beyond what float32 tells apart."""
+LARGEST = 1e30
+"""Parameters are held within this, so that they stay finite in float32, and products with logits too."""
 
 
 @dataclass(slots=True)
@@ -35,8 +42,8 @@ class Draw:
             return torch.tensor(values, dtype=torch.float64, device=device)[:, None]
 
         return cls(
-            column([p.temperature for p in params]),
-            column([p.top_k for p in params]),
+            column([p.temperature for p in params]).clamp(MIN_TEMPERATURE, LARGEST),
+            column([min(p.top_k, 1 << 40) for p in params]),
             column([p.top_p for p in params]),
             column([p.min_p for p in params]),
         )
@@ -58,7 +65,9 @@ def uniforms(seeds: np.ndarray, indices: np.ndarray) -> np.ndarray:
 
 def draw(logits: torch.Tensor, params: Draw, at: torch.Tensor) -> torch.Tensor:
     """One token id per row of `logits` `[R, vocab]`, chosen by the uniforms `at` `[R]`."""
-    scaled = logits / params.temperature.float()
+    logits, top = _finite_top(logits)
+    # Against the row's best, so that a small temperature sends the others to -inf and none to +inf.
+    scaled = (logits - top).div_(params.temperature.float())
     vocab = scaled.shape[1]
     normaliser = torch.logsumexp(scaled, -1, keepdim=True)
     values, ids = scaled.topk(min(BEST, vocab))
@@ -73,6 +82,28 @@ def draw(logits: torch.Tensor, params: Draw, at: torch.Tensor) -> torch.Tensor:
     return tokens
 
 
+def is_random(params: SamplingParams) -> bool:
+    """Whether the request draws at all; it is greedy otherwise."""
+    return params.temperature >= MIN_TEMPERATURE
+
+
+def _finite_top(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`logits` `[R, vocab]` with rows whose greatest is not finite mended, and the greatest of each `[R, 1]`.
+
+    NaN counts as forbidden and +inf as the greatest number; a row that allows nothing says token 0,
+    as the argmax does.
+    """
+    top = logits.amax(-1, keepdim=True)
+    odd = ~top.isfinite()[:, 0]
+    if not odd.any():
+        return logits, top
+    mended = logits[odd].nan_to_num(nan=-torch.inf, posinf=torch.finfo(logits.dtype).max, neginf=-torch.inf)
+    mended[(mended == -torch.inf).all(-1), 0] = 0.0
+    logits = logits.clone()
+    logits[odd] = mended
+    return logits, logits.amax(-1, keepdim=True)
+
+
 def _pick(probabilities: torch.Tensor, vocab: int, params: Draw, at: torch.Tensor) -> torch.Tensor:
     """The place of the chosen token in each row of descending `probabilities` `[R, C]`, as `[R, 1]`.
 
@@ -85,6 +116,7 @@ def _pick(probabilities: torch.Tensor, vocab: int, params: Draw, at: torch.Tenso
     likely = (probabilities >= params.min_p * probabilities[:, :1]).sum(-1, keepdim=True).double()
     left = torch.where((likely == known) & (not whole), vocab, likely)
     left = torch.where(params.top_k > 0, torch.minimum(left, params.top_k), left)
+    left = left.clamp(min=1)  # a min_p above 1 or not a number leaves the best one
     cut_later = (left > known) & ((params.min_p > 0) | (params.top_k > 0))
     inside = mass.gather(1, (left.clamp(max=known) - 1).long())
     total = torch.where(left >= vocab, mass[:, -1:] if whole else torch.ones_like(inside), inside)

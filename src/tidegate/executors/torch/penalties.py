@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from tidegate.engine.sampling import SamplingParams
+from tidegate.executors.torch.draw import LARGEST
 
 
 class Penalties:
@@ -35,7 +36,7 @@ class Penalties:
         emitted = torch.tensor(list(outputs), dtype=torch.long)
         self._counts[row] = torch.bincount(emitted, minlength=self._vocab).int()
         strength = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
-        self._strength[row] = torch.tensor(strength)
+        self._strength[row] = _finite(strength)
 
     def leave(self, slot: int) -> None:
         """Stop counting for `slot`, if it was counted."""
@@ -66,3 +67,18 @@ class Penalties:
         self._in_prompt = torch.cat([self._in_prompt, self._in_prompt.new_zeros(more, self._vocab)])
         self._counts = torch.cat([self._counts, self._counts.new_zeros(more, self._vocab)])
         self._strength = torch.cat([self._strength, self._strength.new_zeros(more, 3)])
+
+
+def _finite(strength: tuple[float, float, float]) -> torch.Tensor:
+    """Penalties (repetition, presence, frequency) as `[3]` float32 that keep finite logits finite.
+
+    In float32 a tiny repetition penalty would become 0 and a large one infinite; what is no number is off.
+    """
+    repetition, presence, frequency = torch.tensor(strength, dtype=torch.float64)
+    return torch.stack(
+        [
+            repetition.nan_to_num(1.0).clamp(1 / LARGEST, LARGEST),
+            presence.nan_to_num(0.0).clamp(-LARGEST, LARGEST),
+            frequency.nan_to_num(0.0).clamp(-LARGEST, LARGEST),
+        ]
+    ).float()

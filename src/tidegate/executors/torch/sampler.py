@@ -16,7 +16,7 @@ import torch
 from tidegate.core.plan import Join
 from tidegate.core.request import FinishReason
 from tidegate.engine.sampling import SamplingParams, TokenLogprobs
-from tidegate.executors.torch.draw import Draw, draw, uniforms
+from tidegate.executors.torch.draw import LARGEST, Draw, draw, is_random, uniforms
 from tidegate.executors.torch.grammar import Grammar, GrammarCompiler
 from tidegate.executors.torch.penalties import Penalties
 
@@ -147,7 +147,7 @@ class Sampler:
 
     def _make_groups(self, slots: np.ndarray) -> Groups:
         params = [self._params[s] for s in slots]
-        random = [row for row, p in enumerate(params) if p.temperature > 0]
+        random = [row for row, p in enumerate(params) if is_random(p)]
         grammars = [(row, self._grammars[s]) for row, s in enumerate(slots)]
         return Groups(
             slots=slots,
@@ -166,7 +166,8 @@ class Sampler:
         if not triples:
             return None
         rows, ids, values = zip(*triples, strict=True)
-        return self._rows(rows), self._rows(ids), torch.tensor(values, dtype=torch.float32, device=self._device)
+        added = torch.tensor(values, dtype=torch.float64, device=self._device).clamp(-LARGEST, LARGEST)
+        return self._rows(rows), self._rows(ids), added.float()
 
     def _rows(self, rows: Sequence[int]) -> torch.Tensor:
         return torch.tensor(rows, dtype=torch.long, device=self._device)
@@ -180,7 +181,7 @@ def is_penalised(params: SamplingParams) -> bool:
 def is_plain(params: SamplingParams) -> bool:
     """Whether the request's next token is the bare argmax."""
     return (
-        params.temperature <= 0
+        not is_random(params)
         and not is_penalised(params)
         and not params.logit_bias
         and not params.min_tokens
