@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 _NO_TOOLS = "is not supported: this server does not call tools"
 _NO_MEDIA = "is not supported: this server reads and writes text"
@@ -41,6 +41,17 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "annotations": ([],),
     "detail": ("auto",),
 }
+
+# Logits are divided by these numbers in float32: below the bounds the quotient is infinite.
+_COLDEST = 1e-5
+_WEAKEST_REPETITION = 0.01
+
+
+def _hot_enough(temperature: float) -> float:
+    if 0 < temperature < _COLDEST:
+        raise ValueError(f"temperature must be 0 (greedy) or at least {_COLDEST}: logits divided by less overflow")
+    return temperature
+
 
 Text = Annotated[str, Field(max_length=4 << 20)]
 Count = Annotated[int, Field(ge=1, le=1 << 31)]
@@ -127,11 +138,13 @@ class Generation(_Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
 
-    temperature: float = Field(default=1.0, ge=0, le=2)
+    temperature: Annotated[float, AfterValidator(_hot_enough)] = Field(
+        default=1.0, ge=0, le=100, description=f"0 is greedy; otherwise at least {_COLDEST}"
+    )
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=-1, le=1 << 31, description="0 and -1 are off")
     min_p: float = Field(default=0.0, ge=0, le=1)
-    repetition_penalty: float = Field(default=1.0, gt=0, le=100)
+    repetition_penalty: float = Field(default=1.0, ge=_WEAKEST_REPETITION, le=100)
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
