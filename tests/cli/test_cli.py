@@ -54,6 +54,13 @@ def test_every_command_has_help(command: str) -> None:
     assert f"tidegate {command}" in done.stdout
 
 
+@pytest.mark.parametrize("command", [(), ("config",)])
+def test_nothing_to_do_prints_the_help_as_it_is(command: tuple[str, ...]) -> None:
+    done = tidegate(*command)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.strip() == tidegate(*command, "--help").stdout.strip()
+
+
 def test_version() -> None:
     assert tidegate("--version").stdout.strip() == __version__
 

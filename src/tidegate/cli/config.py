@@ -7,12 +7,17 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True, help="Look at the configuration.")
+from tidegate.cli.bare import help_without_command
+
+app = typer.Typer(
+    rich_markup_mode=None, add_completion=False, invoke_without_command=True, help="Look at the configuration."
+)
 
 
 @app.callback()
-def _group() -> None:
+def _group(ctx: typer.Context) -> None:
     """Look at the configuration."""
+    help_without_command(ctx)
 
 
 @app.command()

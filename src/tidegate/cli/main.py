@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from tidegate import __version__
+from tidegate.cli.bare import help_without_command
 from tidegate.cli.environment import debugging
 from tidegate.errors import InputError
 
@@ -54,7 +55,7 @@ class LazyGroup(TyperGroup):
         return command
 
 
-app = typer.Typer(cls=LazyGroup, rich_markup_mode=None, add_completion=False, no_args_is_help=True)
+app = typer.Typer(cls=LazyGroup, rich_markup_mode=None, add_completion=False, invoke_without_command=True)
 
 
 def _version(wanted: bool) -> None:
@@ -65,11 +66,13 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
+    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:
     """Tidegate decides what an LLM server computes next."""
+    help_without_command(ctx)
 
 
 def main() -> None:
