@@ -73,7 +73,15 @@ BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
     "token id that the model lacks": ({"prompt": [5, 100_000]}, "prompt"),
     "token id below 0": ({"prompt": [-1]}, "prompt.0"),
     "temperature of the wrong type": ({"prompt": "x", "temperature": "hot"}, "temperature"),
-    "temperature out of range": ({"prompt": "x", "temperature": 3}, "temperature"),
+    "temperature out of range": ({"prompt": "x", "temperature": 100.5}, "temperature"),
+    "temperature below 0": ({"prompt": "x", "temperature": -0.1}, "temperature"),
+    "temperature that overflows": ({"prompt": "x", "temperature": 1e-39}, "temperature"),
+    "min_p out of range": ({"prompt": "x", "min_p": 1.1}, "min_p"),
+    "repetition_penalty that overflows": ({"prompt": "x", "repetition_penalty": 1e-39}, "repetition_penalty"),
+    "repetition_penalty out of range": ({"prompt": "x", "repetition_penalty": 101}, "repetition_penalty"),
+    "presence_penalty out of range": ({"prompt": "x", "presence_penalty": 2.1}, "presence_penalty"),
+    "frequency_penalty out of range": ({"prompt": "x", "frequency_penalty": -2.1}, "frequency_penalty"),
+    "logit_bias out of range": ({"prompt": "x", "logit_bias": {"5": 101}}, "logit_bias.5"),
     "top_p out of range": ({"prompt": "x", "top_p": 0}, "top_p"),
     "n of 0": ({"prompt": "x", "n": 0}, "n"),
     "n of a truth value": ({"prompt": "x", "n": True}, "n"),
@@ -147,6 +155,24 @@ def test_values_that_ask_for_nothing_are_no_error(served: Served) -> None:
     assert served.http.post(CHAT, json=body).status_code == 200
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0, "repetition_penalty": 0.01},
+        {"temperature": 1e-5, "repetition_penalty": 100, "presence_penalty": -2, "frequency_penalty": 2},
+        {"temperature": 100, "top_p": 1e-9, "min_p": 1, "logit_bias": {"5": 100, "6": -100}},
+    ],
+)
+def test_sampling_at_its_bounds_is_taken(served: Served, sampling: dict[str, Any]) -> None:
+    assert served.http.post(COMPLETIONS, json={"prompt": "x", **sampling}).status_code == 200
+
+
+def test_a_temperature_between_greedy_and_the_least_is_told_both(served: Served) -> None:
+    message = fault(served.http.post(COMPLETIONS, json={"prompt": "x", "temperature": 9e-6}), 400)["message"]
+    assert "0 (greedy)" in message
+    assert "1e-05" in message
+
+
 def test_an_over_long_prompt_is_told_with_numbers(served: Served) -> None:
     error = fault(served.http.post(COMPLETIONS, json={"prompt": [5] * 600}), 400)
     assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
@@ -218,7 +244,7 @@ def test_a_full_queue_is_429_with_a_time_to_come_back() -> None:
             body = {"prompt": ["one", "two", "three"], "max_tokens": 2, "stream": True}
             streams = [client.stream("POST", COMPLETIONS, json={**body, "prompt": p}) for p in ("one", "two", "three")]
             entered = [stream.__enter__() for stream in streams]
-            answer = client.post(COMPLETIONS, json={**body, "stream": False})
+            answer = client.post(COMPLETIONS, json={**body, "prompt": "four", "stream": False})
             error = fault(answer, 429)
             assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
             assert int(answer.headers["retry-after"]) >= 1
@@ -230,6 +256,21 @@ def test_a_full_queue_is_429_with_a_time_to_come_back() -> None:
             for stream in streams:
                 stream.__exit__(None, None, None)
             assert client.get("/health").json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [({"prompt": "x", "n": 6}, "n"), ({"prompt": ["x"] * 2, "n": 3}, "n"), ({"prompt": ["x"] * 6}, "prompt")],
+)
+def test_what_never_fits_into_the_queue_is_not_told_to_come_back(body: dict[str, Any], param: str) -> None:
+    with serving(ScriptedModel(says("fine")), {"scheduler": {"max_waiting": 5, "max_num_seqs": 2}}) as served:
+        answer = served.http.post(COMPLETIONS, json=body)
+        error = fault(answer, 400)
+        assert error["param"] == param
+        assert "scheduler.max_waiting" in error["message"]
+        assert "only 5 may wait" in error["message"]
+        assert "retry-after" not in answer.headers
+        assert served.http.post(COMPLETIONS, json={"prompt": "x", "n": 5}).status_code == 200
 
 
 def test_errors_inside_json_keep_their_place(served: Served) -> None:

@@ -53,6 +53,7 @@ def create_app(service: Service, metrics: Metrics, config: Config) -> FastAPI:
     faults.install(app)
     app.add_middleware(BodyLimit, limit=config.server.max_body_bytes)
     app.state.identities = Identities(config)
+    service.max_waiting = config.scheduler.max_waiting
     _add_generation(app, service, app.state.identities)
     _add_scheduler(app, service.engine)
     _add_models(app, service)

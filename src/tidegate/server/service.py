@@ -87,10 +87,15 @@ class Answering:
 
 
 class Service:
-    """Opens requests in one engine with one model."""
+    """Opens requests in one engine with one model.
+
+    `max_waiting` requests may wait at once (None: no end): what is more than that in one body can never be
+    taken, so it is told that and not to come back later.
+    """
 
     def __init__(self, engine: Engine, model: ServedModel) -> None:
         self.engine = engine
+        self.max_waiting: int | None = None
         self.vocabulary = Vocabulary(model)
         self.model = model.model_name
         self._eos = tuple(model.eos_token_ids)
@@ -159,6 +164,14 @@ class Service:
         if sequences > _MAX_SEQUENCES:
             raise ApiError(
                 400, f"{len(prompts)} prompts times n={body.n} is more than {_MAX_SEQUENCES} sequences", param="n"
+            )
+        if self.max_waiting is not None and sequences > self.max_waiting:
+            what = f"{len(prompts)} prompts times n={body.n}" if len(prompts) > 1 else f"n={body.n}"
+            raise ApiError(
+                400,
+                f"{what} is {sequences} sequences, and only {self.max_waiting} may wait at once; ask for fewer, or "
+                "raise scheduler.max_waiting",
+                param="n" if body.n > 1 else "prompt",
             )
         if max_tokens is None:
             return
