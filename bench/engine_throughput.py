@@ -132,10 +132,10 @@ def measure(
     """Both sides in turn; see the module's docstring."""
     torch.set_num_threads(threads)
     files = ensure_model(model_name, cache_dir)
-    dtype = choose_dtype(dtype_name, torch.device("cpu"), threads)
+    dtype = choose_dtype(dtype_name, torch.device("cpu"))
     name = str(dtype).removeprefix("torch.")
     executor = TorchExecutor(
-        load_model(files.path, name=files.name, dtype=name, threads=threads),
+        load_model(files.path, name=files.name, dtype=name),
         block_size=BLOCK,
         num_blocks=SEATS * (PROMPT + OUTPUT) // BLOCK + 64,
         max_num_seqs=SEATS,

@@ -14,6 +14,7 @@ from tests.executors.reference import assert_greedy, tiny_pair
 from tidegate.core.plan import Chunk, Join, StepPlan
 from tidegate.errors import ConfigError
 from tidegate.executors.torch.executor import TorchExecutor
+from tidegate.executors.torch.hardware import native_dtype, read_cpu_info
 from tidegate.executors.torch.kvcache import KvShape
 from tidegate.executors.torch.model import LoadedModel, choose_dtype
 
@@ -127,10 +128,26 @@ def test_sizes_that_cannot_be_are_refused(
 
 def test_number_formats_by_name() -> None:
     cpu = torch.device("cpu")
-    assert choose_dtype("bfloat16", cpu, 1) is torch.bfloat16
-    assert choose_dtype("auto", cpu, 1) in (torch.bfloat16, torch.float32)
+    assert choose_dtype("bfloat16", cpu) is torch.bfloat16
+    assert choose_dtype("auto", cpu) is native_dtype(read_cpu_info())
+    assert choose_dtype("auto", torch.device("cuda")) is torch.bfloat16
     with pytest.raises(ConfigError, match="float16"):
-        choose_dtype("float16", cpu, 1)
+        choose_dtype("float16", cpu)
+
+
+@pytest.mark.parametrize(
+    ("cpu_info", "dtype"),
+    [
+        ("model name\t: AMD\nflags\t\t: fpu avx2 avx512f avx512_bf16 vaes\n", torch.bfloat16),
+        ("flags\t\t: fpu avx2 amx_tile amx_bf16\n", torch.bfloat16),
+        ("processor\t: 0\nFeatures\t: fp asimd i8mm bf16\n", torch.bfloat16),
+        ("processor\t: 0\nFeatures\t: fp asimd asimddp\n", torch.float32),
+        ("model name\t: bf16 avx512_bf16\nflags\t\t: fpu avx2 f16c avx512f\nbugs\t\t: spectre_v1\n", torch.float32),
+        ("", torch.float32),
+    ],
+)
+def test_auto_is_bfloat16_where_the_cpu_has_instructions_for_it(cpu_info: str, dtype: torch.dtype) -> None:
+    assert native_dtype(cpu_info) is dtype
 
 
 def test_what_a_step_raises_its_future_raises(executor: TorchExecutor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import os
 import shutil
 import zipfile
 from dataclasses import replace
@@ -116,13 +117,24 @@ def test_a_truncated_file_is_noticed_and_repaired(packaged: PackagedModel, cache
     assert broken.read_bytes() == whole
 
 
-def test_a_flipped_byte_is_noticed_when_asked_to_verify(packaged: PackagedModel, cache: Path) -> None:
+def test_a_flipped_byte_is_noticed_told_and_repaired(
+    packaged: PackagedModel, cache: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     broken = cache / "tiny" / "model.safetensors"
-    whole = broken.read_bytes()
+    whole, before = broken.read_bytes(), broken.stat()
     broken.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    os.utime(broken, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert is_intact(cache / "tiny", packaged.gguf_sha256, verify=False)
-    ensure_packaged(packaged, cache, verify=True)
+    capfd.readouterr()
+    ensure_packaged(packaged, cache)
     assert broken.read_bytes() == whole
+    assert capfd.readouterr().err == (
+        f"the cached model {cache / 'tiny'} is damaged or of an older version; making it again\n"
+    )
+
+
+def test_a_cache_can_be_read_by_other_users(converted: Path) -> None:
+    assert {file.stat().st_mode & 0o777 for file in (converted / "tiny").iterdir()} == {0o644}
 
 
 @pytest.mark.parametrize("damage", ["manifest.json", "config.json"])
@@ -239,5 +251,5 @@ def test_an_unsupported_gguf_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_a_cache_that_cannot_be_written_is_told(packaged: PackagedModel, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="model cache"):
+    with pytest.raises(InputError, match=r"model cache .* set TIDEGATE_CACHE"):
         ensure_packaged(packaged, tmp_path / "file")

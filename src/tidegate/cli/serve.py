@@ -93,7 +93,8 @@ def _serve(config: Config) -> None:
             raise
         engine.observers.append(metrics)
         app = create_app(service, metrics, config)
-        run(app, engine, sock, drain_seconds=config.server.drain_seconds, ready=lambda: _say_ready(config, executor, sock))
+        drain = config.server.drain_seconds
+        run(app, engine, sock, drain_seconds=drain, ready=lambda: _say_ready(config, executor, sock))
 
 
 def _executor(config: Config) -> TorchExecutor:
@@ -106,7 +107,7 @@ def _executor(config: Config) -> TorchExecutor:
     wanted = config.scheduler
     threads = config.model.threads or available_cores()
     files = ensure_model(config.model.name, cache_dir())
-    loaded = load_model(files.path, name=files.name, dtype=config.model.dtype, threads=threads)
+    loaded = load_model(files.path, name=files.name, dtype=config.model.dtype)
     memory = None if wanted.num_blocks is not None else wanted.kv_memory or DEFAULT_KV_BYTES
     return TorchExecutor(
         loaded,
@@ -128,6 +129,6 @@ def _say_ready(config: Config, executor: TorchExecutor, sock: socket.socket) -> 
         typer.echo("warning: anybody who reaches this address may use the model; set server.api_keys", err=True)
     body = '{"messages": [{"role": "user", "content": "Why do tides come twice a day?"}]}'
     kv_tokens = executor.num_blocks * executor.block_size
-    how = f"{executor.threads} threads, {kv_tokens} KV tokens, policy {config.scheduler.policy}"
+    how = f"{executor.dtype_name}, {executor.threads} threads, {kv_tokens} KV tokens, policy {config.scheduler.policy}"
     typer.echo(f"{executor.model_name} is ready at {url} ({how}; Ctrl-C drains and stops)")
     typer.echo(f"try: curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")

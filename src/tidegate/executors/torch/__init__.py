@@ -1,7 +1,7 @@
 """Runs unmodified `transformers` decoder models on a paged KV cache.
 
 weights.py    a model's name to files on disk: fetch, verify, convert once
-hardware.py   what this process may use: cores, memory, the faster number format
+hardware.py   what this process may use: cores, memory, the number format that suits it
 model.py      load a decoder, refuse what would not be exact, register the attention
 linear.py     fused and prepacked projections
 kvcache.py    the paged KV tensor

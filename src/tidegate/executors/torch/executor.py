@@ -57,6 +57,7 @@ class TorchExecutor:
         self.max_model_len = max_model_len or loaded.max_positions
         self.max_num_seqs = max_num_seqs
         self.model_name = loaded.name
+        self.dtype_name = str(loaded.dtype).removeprefix("torch.")
         self.vocab_size = loaded.vocab_size
         self.eos_token_ids = loaded.eos_token_ids
         self.threads = threads or available_cores()

@@ -10,7 +10,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AttentionInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    modeling_gguf_pytorch_utils,
+)
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -18,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from tidegate.errors import ConfigError, InputError, UnsupportedModel
 from tidegate.executors.torch import attention
-from tidegate.executors.torch.hardware import faster_dtype
+from tidegate.executors.torch.hardware import native_dtype, read_cpu_info
 from tidegate.executors.torch.linear import can_prepack, fuse_projections, prepack_projections
 
 ARCHITECTURES = frozenset(
@@ -64,17 +70,17 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
 
 
-def load_model(path: Path, *, name: str, dtype: str = "bfloat16", device: str = "cpu", threads: int = 1) -> LoadedModel:
+def load_model(path: Path, *, name: str, dtype: str = "bfloat16", device: str = "cpu") -> LoadedModel:
     """Load the Hugging Face directory at `path`.
 
-    dtype: "bfloat16", "float32", or "auto" for the one that multiplies faster on this CPU.
+    dtype: "bfloat16", "float32", or "auto" for the one this CPU has instructions for.
     Raises UnsupportedModel for an architecture outside `ARCHITECTURES`, InputError for a directory
     that holds no usable model.
     """
     config = read_config(path)
     check_architecture(config)
     torch_device = torch.device(device)
-    chosen = choose_dtype(dtype, torch_device, threads)
+    chosen = choose_dtype(dtype, torch_device)
     try:
         with quiet_transformers():
             model = AutoModelForCausalLM.from_pretrained(path, dtype=chosen, local_files_only=True)
@@ -142,10 +148,10 @@ def check_architecture(config: PreTrainedConfig) -> None:
         )
 
 
-def choose_dtype(dtype: str, device: torch.device, threads: int) -> torch.dtype:
-    """The number format by its name; "auto" measures on a CPU and is bfloat16 elsewhere."""
+def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """The number format by its name; "auto" is bfloat16, but float32 on a CPU without bfloat16 instructions."""
     if dtype == "auto":
-        return faster_dtype(threads) if device.type == "cpu" else torch.bfloat16
+        return native_dtype(read_cpu_info()) if device.type == "cpu" else torch.bfloat16
     if dtype not in DTYPES:
         raise ConfigError(f"dtype '{dtype}' is unknown; use auto, {' or '.join(sorted(DTYPES))}")
     return DTYPES[dtype]
@@ -155,11 +161,14 @@ def choose_dtype(dtype: str, device: torch.device, threads: int) -> torch.dtype:
 def quiet_transformers() -> Iterator[None]:
     """Keep transformers' progress bars and advice off the terminal; errors still show."""
     verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    gguf_bar = modeling_gguf_pytorch_utils.tqdm
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    modeling_gguf_pytorch_utils.tqdm = transformers_logging.tqdm  # its own bar does not ask whether bars are on
     try:
         yield
     finally:
+        modeling_gguf_pytorch_utils.tqdm = gguf_bar
         transformers_logging.set_verbosity(verbosity)
         if bars:
             transformers_logging.enable_progress_bar()
