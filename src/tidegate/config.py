@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import tomli_w
-from pydantic import BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
 from tidegate.core.limits import Limits
 from tidegate.core.policy import Policy
@@ -53,6 +53,18 @@ def _bytes(value: Any) -> Any:
 def _no_promise(value: Any) -> Any:
     """ "none" takes a promise back that a class has by default."""
     return None if value == "none" else value
+
+
+def _sendable(key: str) -> str:
+    if re.fullmatch(r"[!-~]+", key) is None:
+        raise ValueError("must be visible ASCII characters without spaces: no header can carry another key")
+    return key
+
+
+def _some_class(classes: tuple[str, ...]) -> tuple[str, ...]:
+    if not classes:
+        raise ValueError("must name a class: a key without any can ask for nothing; leave it out for all classes")
+    return classes
 
 
 Size = Annotated[Count, BeforeValidator(_bytes)]
@@ -131,9 +143,9 @@ class ApiKey:
 
     __pydantic_config__ = SECTION
 
-    key: Name
+    key: Annotated[str, AfterValidator(_sendable)]
     tenant: Name | None = None
-    classes: tuple[Name, ...] | None = None
+    classes: Annotated[tuple[Name, ...], AfterValidator(_some_class)] | None = None
 
 
 def _over_default_tiers(value: Any) -> Any:
@@ -330,6 +342,8 @@ def _check_references(config: Config) -> None:
     """Everything that names a class names one there is, and no option contradicts another."""
     if config.scheduler.num_blocks is not None and config.scheduler.kv_memory is not None:
         raise ConfigError("scheduler.num_blocks and scheduler.kv_memory both size the KV pool; give one of them")
+    if "" in config.classes:
+        raise ConfigError('classes."": a class needs a name')
     named: dict[str, tuple[str, ...]] = {"server.default_class": (config.server.default_class,)}
     named |= {f"server.service_tiers.{tier}": (name,) for tier, name in config.server.service_tiers.items()}
     named |= {f"server.api_keys.{i}.classes": k.classes or () for i, k in enumerate(config.server.api_keys)}
@@ -377,7 +391,12 @@ def _sentence(error: ValidationError) -> str:
         return f"{dotted} is missing"
     if first["type"] in ("dataclass_type", "dict_type"):
         return f"{dotted} must be a table, not {first['input']!r}"
-    message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    message = (
+        first["msg"]
+        .removeprefix("Value error, ")
+        .replace("Input should be", "must be")
+        .replace("a valid tuple", "a list")
+    )
     shown = "" if first["type"] == "value_error" else f", not {first['input']!r}"
     return f"{dotted} {message}{shown}"
 

@@ -86,6 +86,13 @@ def test_a_config_is_frozen_and_its_source_untouched() -> None:
         ({"server": {"api_keys": [{"tenant": "a"}]}}, "server.api_keys.0.key is missing"),
         ({"server": {"api_keys": [{"key": "a", "tenat": "a"}]}}, "unknown option server.api_keys.0.tenat; did you"),
         ({"server": {"api_keys": [{"key": "a", "classes": ["x"]}]}}, "server.api_keys.0.classes: unknown class 'x'"),
+        ({"server": {"api_keys": ["sk-\u00fc"]}}, "server.api_keys.0.key must be visible ASCII characters"),
+        ({"server": {"api_keys": ["two words"]}}, "server.api_keys.0.key must be visible ASCII characters"),
+        ({"server": {"api_keys": [{"key": "sk\n"}]}}, "server.api_keys.0.key must be visible ASCII characters"),
+        ({"server": {"api_keys": [""]}}, "server.api_keys.0.key must be visible ASCII characters"),
+        ({"server": {"api_keys": [{"key": "a", "classes": []}]}}, "server.api_keys.0.classes must name a class"),
+        ({"server": {"api_keys": "sk-a"}}, "server.api_keys must be a list, not 'sk-a'"),
+        ({"classes": {"": {"ttft": 1}}}, 'classes."": a class needs a name'),
         ({"server": {"api_keys": ["a", {"key": "a"}]}}, "server.api_keys: the same key stands there twice"),
         ({"model": {"dtype": "int8"}}, "model.dtype must be 'auto', 'bfloat16' or 'float32', not 'int8'"),
     ],
@@ -147,7 +154,7 @@ documents = st.fixed_dictionaries(
     optional={
         "scheduler": st.fixed_dictionaries(
             {"policy": st.sampled_from(sorted(PRESETS))},
-            optional={"num_blocks": st.integers(1, 10**9), "max_model_len": st.integers(1, 10**6)},
+            optional={"num_blocks": st.integers(1, 10**9), "max_model_len": st.integers(2, 10**6)},
         ),
         "policy": st.fixed_dictionaries({}, optional={"sjf": st.just({"share": 0.25, "victim": "newest"})}),
         "aging": st.fixed_dictionaries({}, optional={"window": st.floats(0.1, 1e6), "rate": st.floats(0.1, 10)}),
@@ -163,7 +170,7 @@ documents = st.fixed_dictionaries(
             {},
             optional={
                 "port": st.integers(0, 65535),
-                "api_keys": st.lists(st.text(min_size=1, max_size=5), max_size=3, unique=True),
+                "api_keys": st.lists(st.from_regex(r"[!-~]{1,5}", fullmatch=True), max_size=3, unique=True),
             },
         ),
         "model": st.fixed_dictionaries({}, optional={"threads": st.integers(1, 64)}),
