@@ -269,3 +269,25 @@ async def test_a_command_without_a_server_exits_with_2(tmp_path: Path) -> None:
     assert (process.returncode, printed) == (2, b"")
     assert complaint.startswith(b"tidegate: no server answers at http://127.0.0.1:9 (")
     assert complaint.count(b"\n") == 1
+
+
+async def test_a_command_of_which_nothing_completed_exits_with_1(tmp_path: Path) -> None:
+    load, out = tmp_path / "load.csv", tmp_path / "records.jsonl"
+    load.write_text("arrival_s,prompt_tokens,output_tokens\n0,8,429\n0,8,500\n", encoding="utf-8")
+    async with TestServer(Server().app) as listening:
+        process = await command(str(load), "--url", str(listening.make_url("")), "--out", str(out))
+        printed, complaint = await process.communicate()
+    assert (process.returncode, complaint) == (1, b"tidegate: none of 2 requests completed\n")
+    assert b"1 failed: HTTP 429: the queue is full" in printed
+    assert sorted(r.finish_reason for r in read_records(out)) == ["error", "refused"]
+
+
+async def test_a_model_that_the_server_does_not_list_exits_with_2(tmp_path: Path) -> None:
+    load, server = tmp_path / "load.csv", Server()
+    load.write_text("arrival_s,prompt_tokens,output_tokens\n0,8,2\n", encoding="utf-8")
+    async with TestServer(server.app) as listening:
+        process = await command(str(load), "--url", str(listening.make_url("")), "--model", "huge")
+        printed, complaint = await process.communicate()
+    assert (process.returncode, printed, server.bodies) == (2, b"", [])
+    assert complaint.endswith(b" has no model 'huge'; it has tiny\n")
+    assert complaint.count(b"\n") == 1

@@ -38,7 +38,7 @@ def replay(
     from tidegate.cli.environment import api_key, config_path
     from tidegate.config import load_config
     from tidegate.errors import InputError
-    from tidegate.observe.records import records_suffix, write_records
+    from tidegate.observe.records import COMPLETED, records_suffix, write_records
     from tidegate.simulate.replay import Replay, Target
     from tidegate.simulate.traces import load_workload
 
@@ -68,6 +68,9 @@ def replay(
     _report(run, target, load, interrupted, as_json)
     if interrupted:
         raise KeyboardInterrupt
+    if run.records and not any(record.finish_reason in COMPLETED for record in run.records):
+        typer.echo(f"tidegate: none of {len(run.records)} requests completed", err=True)
+        raise typer.Exit(1)
 
 
 def _run(run: Replay, load: Workload) -> bool:

@@ -127,7 +127,7 @@ class Replay:
     async def run(self) -> None:
         """Send everything and wait for every answer. Cancelling it records what is in flight as cancelled.
 
-        Raises InputError where no server answers at the URL, and MissingExtra without aiohttp.
+        Raises InputError where no server answers at the URL or it lists other models than the wanted one, and MissingExtra without aiohttp.
         """
         async with _session(self.target) as session:
             self.model = await self._serving_model(session)
@@ -160,12 +160,14 @@ class Replay:
             raise InputError(f"{self.target.url} does not answer /v1/models as an OpenAI-compatible server: {e}") from e
         except (aiohttp.ClientError, TimeoutError, OSError) as e:
             raise InputError(f"no server answers at {self.target.url} ({e}); start one or mend --url") from e
-        names = [m["id"] for m in body.get("data", ())] if isinstance(body, dict) else []
+        names = [str(m["id"]) for m in body.get("data", ())] if isinstance(body, dict) else []
         if self.target.model is not None:
+            if names and self.target.model not in names:
+                raise InputError(f"{self.target.url} has no model {self.target.model!r}; it has {', '.join(names)}")
             return self.target.model
         if not names:
             raise InputError(f"{self.target.url} names no model at /v1/models; give --model")
-        return str(names[0])
+        return names[0]
 
     async def _one(
         self, session: aiohttp.ClientSession, index: int, request: WorkloadRequest, prompt: list[int], due: float
