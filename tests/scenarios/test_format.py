@@ -176,6 +176,28 @@ def test_every_file_gets_a_document(tmp_path, monkeypatch, capsys):
     assert [document["policy"] for document in documents] == ["fcfs", "fcfs"]
 
 
+def test_a_file_that_cannot_be_run_stops_no_other(tmp_path, monkeypatch, capsys):
+    texts = {
+        "good": SMALL,
+        "deep": "id: " + "[" * 5000 + "]" * 5000,
+        "swaps": SMALL.replace("cfg: {", "cfg: {host_blocks: 5, "),
+        "good too": SMALL,
+    }
+    for name, text in texts.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    files = [str(tmp_path / f"{name}.yaml") for name in texts]
+    monkeypatch.setattr("sys.argv", ["tidegate", "scenario", *files, "--json"])
+    with pytest.raises(SystemExit) as leave:
+        main()
+    out, err = capsys.readouterr()
+    assert leave.value.code == 2
+    assert [json.loads(line)["scenario"] for line in out.splitlines()] == ["T1", "T1"]
+    deep, swaps = err.splitlines()
+    assert deep == "tidegate: deep.yaml is nested too deeply"
+    assert swaps.startswith("tidegate: T1: ")
+    assert "host_blocks" in swaps
+
+
 def test_the_table_is_bounded_and_tells_the_ends(command):
     code, out, _ = command("--rows", "4", "--set", "B.until=400")
     assert code == 0

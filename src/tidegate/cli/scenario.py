@@ -28,17 +28,29 @@ def scenario(
     rows: Annotated[int, typer.Option(min=2, help="Rows of the table, equal steps in one row.")] = 40,
     as_json: Annotated[bool, typer.Option("--json", help="Print every step as JSON, one document per file.")] = False,
 ) -> None:
-    """Run scenarios on the real scheduler and a scripted executor, and show each step."""
+    """Run scenarios on the real scheduler and a scripted executor, and show each step.
+
+    A file that cannot be run is told on standard error, and the next one runs; the exit code is then 2.
+    """
+    from tidegate.errors import InputError
     from tidegate.simulate.scenario import parse, parse_override
     from tidegate.simulate.scenario_run import run
 
     changes = dict(parse_override(text) for text in overrides or ())
+    faulty = False
     for file in files:
-        outcome = run(parse(_read(file), changes, source=file.name), policy, max_steps=steps)
+        try:
+            outcome = run(parse(_read(file), changes, source=file.name), policy, max_steps=steps)
+        except InputError as error:
+            faulty = True
+            typer.echo(f"tidegate: {' '.join(str(error).split())}", err=True)
+            continue
         if as_json:
             sys.stdout.write(json.dumps(outcome.to_json()) + "\n")
         else:
             _show(outcome, rows)
+    if faulty:
+        raise typer.Exit(2)
 
 
 def _read(file: Path) -> str:

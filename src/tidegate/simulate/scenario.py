@@ -117,6 +117,13 @@ def parse(text: str, overrides: Mapping[str, Any] | None = None, source: str = "
     Raises InputError, one sentence that starts with the scenario's id (or `source`).
     """
     try:
+        return _parse(text, overrides or {}, source)
+    except RecursionError:
+        raise InputError(f"{source} is nested too deeply") from None
+
+
+def _parse(text: str, overrides: Mapping[str, Any], source: str) -> Scenario:
+    try:
         raw = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise InputError(f"{source} is not YAML: {' '.join(str(error).split())}") from None
@@ -124,7 +131,7 @@ def parse(text: str, overrides: Mapping[str, Any] | None = None, source: str = "
         raise InputError(f"{source} is not a scenario: it must be a mapping with `cfg` and `reqs`")
     name = str(raw.get("id", source))
     try:
-        raw = _overridden(raw, overrides or {})
+        raw = _overridden(raw, overrides)
         _check_top(raw)
         families = _families(raw["reqs"])
         config = _config(raw["cfg"], families)
