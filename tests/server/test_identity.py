@@ -134,3 +134,36 @@ def test_a_key_sees_its_own_tenant_only(guarded: Served) -> None:
     assert guarded.http.get(url, headers=mine).status_code == 200
     assert guarded.http.get(url, headers={"authorization": "Bearer sk-late"}).status_code == 404
     assert guarded.http.get(url, headers={"authorization": "Bearer sk-root"}).status_code == 200
+
+
+SLOW = {"authorization": "Bearer sk-slow"}
+
+
+@pytest.fixture(scope="module")
+def promised() -> Iterator[Served]:
+    classes = {"slow": {"ttft": 2.0, "e2e": 60.0}}
+    keys = [{"key": "sk-slow", "classes": ["slow"]}, {"key": "sk-root"}]
+    with serving(ScriptedModel(says("fine")), {"classes": classes, "server": {"api_keys": keys}}) as server:
+        yield server
+
+
+@pytest.mark.parametrize("header", [{"x-slo-ttft-ms": "2000"}, {"x-slo-ttft-ms": "9000", "x-slo-e2e-ms": "60000"}])
+def test_a_bound_key_may_loosen_its_promise(promised: Served, header: dict[str, str]) -> None:
+    assert placed(promised, {}, {**SLOW, **header})["class"] == "slow"
+
+
+@pytest.mark.parametrize("header", [{"x-slo-ttft-ms": "1999"}, {"x-slo-e2e-ms": "1"}, {"x-slo-tpot-ms": "5000"}])
+def test_a_bound_key_gives_itself_no_better_promise(promised: Served, header: dict[str, str]) -> None:
+    answer = promised.http.post("/v1/completions", json={"prompt": "x"}, headers={**SLOW, **header})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "promise_not_allowed")
+    assert answer.json()["error"]["param"] in header
+    unbound = {"authorization": "Bearer sk-root", **header}
+    assert promised.http.post("/v1/completions", json={"prompt": "x"}, headers=unbound).status_code == 200
+
+
+def test_strangers_are_told_nothing_about_their_body(guarded: Served) -> None:
+    json_type = {"content-type": "application/json"}
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        assert guarded.http.post(path, content=b"{", headers=json_type).status_code == 401
+        known = {**json_type, "authorization": "Bearer sk-root"}
+        assert guarded.http.post(path, content=b"{", headers=known).status_code == 400

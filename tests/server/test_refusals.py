@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -234,6 +235,29 @@ def test_100_megabytes_of_unknown_length_are_refused_while_they_are_read(served:
     except httpx.WriteError:
         assert sent < 100 << 20  # the server answered and hung up in the middle
     assert lives(served)
+
+
+def test_a_body_that_stalls_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate.server.app.STALL_SECONDS", 0.05)
+    with serving(ScriptedModel(says("fine"))) as served:
+        with socket.create_connection((urlsplit(served.url).hostname, urlsplit(served.url).port)) as sock:
+            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            sock.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+            answer = b"".join(iter(lambda: sock.recv(65536), b""))
+        assert b" 408 " in answer.splitlines()[0]
+        assert b"body_stalled" in answer
+        assert lives(served)
+
+
+def test_an_answer_may_take_longer_than_a_body_may_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate.server.app.STALL_SECONDS", 0.05)
+    model = ScriptedModel(says("fine"))
+    with serving(model) as served:
+        model.gate.clear()
+        release = threading.Timer(0.3, model.gate.set)
+        release.start()
+        assert lives(served)
+        release.join()
 
 
 def test_a_full_queue_is_429_with_a_time_to_come_back() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from tidegate import __version__
@@ -14,7 +16,7 @@ from tidegate.engine.loop import Engine
 from tidegate.errors import EngineDead
 from tidegate.observe.metrics import Metrics
 from tidegate.server import faults
-from tidegate.server.body import BodyLimit
+from tidegate.server.body import STALL_SECONDS, BodyLimit
 from tidegate.server.faults import ApiError
 from tidegate.server.identity import Identities
 from tidegate.server.schema import ChatRequest, CompletionRequest, Generation
@@ -30,7 +32,7 @@ _EVENT = {
     "required": ["data"],
 }
 _STREAM = {"text/event-stream": {"schema": _EVENT}}
-_GENERATION_FAULTS = (400, 401, 403, 404, 413, 429, 500, 503)
+_GENERATION_FAULTS = (400, 401, 403, 404, 408, 413, 429, 500, 503)
 
 
 def _key(request: Request) -> ApiKey | None:
@@ -42,6 +44,21 @@ def _key(request: Request) -> ApiKey | None:
 Key = Annotated[ApiKey | None, Depends(_key)]
 
 
+class KeyFirst(APIRoute):
+    """A route that asks for its key before the body is read: strangers are told nothing about theirs."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+        if all(dependency.call is not _key for dependency in self.dependant.dependencies):
+            return handler
+
+        async def keyed(request: Request) -> Response:
+            _key(request)
+            return await handler(request)
+
+        return keyed
+
+
 def create_app(service: Service, metrics: Metrics, config: Config) -> FastAPI:
     """The HTTP application of one engine. It starts and stops nothing: the engine is its caller's."""
     app = FastAPI(
@@ -51,7 +68,8 @@ def create_app(service: Service, metrics: Metrics, config: Config) -> FastAPI:
         redoc_url=None,
     )
     faults.install(app)
-    app.add_middleware(BodyLimit, limit=config.server.max_body_bytes)
+    app.add_middleware(BodyLimit, limit=config.server.max_body_bytes, stall=STALL_SECONDS)
+    app.router.route_class = KeyFirst
     app.state.identities = Identities(config)
     service.max_waiting = config.scheduler.max_waiting
     _add_generation(app, service, app.state.identities)

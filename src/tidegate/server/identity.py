@@ -33,7 +33,7 @@ class Identities:
     """Turns headers and body into a `Claim`, and refuses claims that the key does not cover.
 
     With API keys configured nobody promotes himself: class and priority must be within what the key may
-    claim, and the tenant is the key's.
+    claim, a key bound to classes may only loosen their promises, and the tenant is the key's.
     """
 
     def __init__(self, config: Config) -> None:
@@ -64,12 +64,15 @@ class Identities:
         priority = slo_class.priority if body.priority is None else body.priority
         if key is not None:
             self._check_allowed(slo_class, priority, key)
+        slo = _promise(slo_class.slo, headers)
+        if key is not None and key.classes is not None:
+            _check_no_tighter(slo, slo_class)
         tier = body.service_tier
         return Claim(
             tenant=self._tenant(body, headers, key),
             slo_class=slo_class.name,
             priority=priority,
-            slo=_promise(slo_class.slo, headers),
+            slo=slo,
             service_tier="default" if tier == "auto" else tier,
         )
 
@@ -160,3 +163,19 @@ def _promise(slo: Slo, headers: Mapping[str, str]) -> Slo:
             raise ApiError(400, f"{header} must be a number of milliseconds above 0, not {text!r}", param=header)
         own[name] = milliseconds / 1000
     return replace(slo, **own) if own else slo
+
+
+def _check_no_tighter(slo: Slo, slo_class: SloClass) -> None:
+    """403 for a promise that the class does not make, or not as tightly."""
+    for header, name in _SLO_HEADERS.items():
+        asked, promised = getattr(slo, name), getattr(slo_class.slo, name)
+        if asked is None or (promised is not None and asked >= promised):
+            continue
+        most = "promises nothing of the kind" if promised is None else f"promises {promised * 1000:g}"
+        raise ApiError(
+            403,
+            f"this API key may not ask for {header} {asked * 1000:g}: its class {slo_class.name!r} {most}, and it may "
+            "only ask for as much or looser",
+            param=header,
+            code="promise_not_allowed",
+        )
