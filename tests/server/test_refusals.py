@@ -126,6 +126,38 @@ def test_completions_that_cannot_be(served: Served, name: str) -> None:
     assert lives(served)
 
 
+RESPONSE_FORMATS: dict[str, tuple[dict[str, Any], str]] = {
+    "no type": ({}, "response_format"),
+    "an unknown type": ({"type": "xml"}, "response_format"),
+    "no schema at all": ({"type": "json_schema"}, "response_format.json_schema"),
+    "an empty schema": ({"type": "json_schema", "json_schema": {}}, "response_format.json_schema.schema"),
+    "a schema of the wrong type": (
+        {"type": "json_schema", "json_schema": {"schema": 3}},
+        "response_format.json_schema.schema",
+    ),
+    "one field too many": ({"type": "json_object", "schema": {}}, "response_format.schema"),
+}
+
+
+@pytest.mark.parametrize("name", RESPONSE_FORMATS)
+def test_the_fault_of_a_format_has_its_place(served: Served, name: str) -> None:
+    format, param = RESPONSE_FORMATS[name]
+    error = fault(served.http.post(COMPLETIONS, json={"prompt": "x", "response_format": format}), 400)
+    assert error["param"] == param
+
+
+def test_a_path_that_nobody_would_read_is_cut(served: Served) -> None:
+    error = fault(served.http.post(COMPLETIONS, json={"prompt": "x", "y" * 5000: 1}), 400)
+    assert error["param"] == "y" * 199 + "…"
+    assert len(error["message"]) < 300
+    error = fault(served.http.post(COMPLETIONS, json={"prompt": "x", "logit_bias": {"z" * 5000: 1000}}), 400)
+    assert len(error["message"]) < 300
+    error = fault(served.http.post(COMPLETIONS, json={"prompt": "x", "logit_bias": {"z" * 5000: 1}}), 400)
+    assert len(error["message"]) < 300
+    error = fault(served.http.get("/v1/models/" + "m" * 5000), 404)
+    assert len(error["message"]) < 300
+
+
 BAD_CHATS: dict[str, tuple[dict[str, Any], str | None]] = {
     "no messages": ({"messages": []}, "messages"),
     "unknown role": ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.0.role"),

@@ -171,7 +171,9 @@ def _add_models(app: FastAPI, service: Service) -> None:
         """Whether this server has a model."""
         if model_id != service.model:
             raise ApiError(
-                404, f"there is no model {model_id!r} here; this server has {service.model!r}", code="model_not_found"
+                404,
+                f"there is no model {model_id[:200]!r} here; this server has {service.model!r}",
+                code="model_not_found",
             )
         return model
 

@@ -16,6 +16,8 @@ from tidegate.errors import EngineDead, RequestRefused, TidegateError
 from tidegate.server.schema import UNSUPPORTED
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_TAGGED = "response_format"  # its form is named by its `type`
+_LONGEST_PATH = 200  # characters
 _REFUSALS = {"queue_full": 429, "draining": 503}
 
 
@@ -81,7 +83,7 @@ def _invalid(error: RequestValidationError) -> ApiError:
     complaints = [(_path(e["loc"], error.body), e) for e in error.errors()]
     deepest = max(len(path) for path, _ in complaints)
     path, first = next(complaint for complaint in complaints if len(complaint[0]) == deepest)
-    param = ".".join(path) or None
+    param = _shortened(".".join(path)) or None
     match first["type"]:
         case "json_invalid":
             return ApiError(400, f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}")
@@ -98,14 +100,23 @@ def _invalid(error: RequestValidationError) -> ApiError:
 
 def _path(location: Sequence[Any], body: Any) -> list[str]:
     """Where in the body an error is: its location without the names of the forms that were tried."""
-    path, at = [], body
-    for part in location[1:]:
+    path: list[str] = []
+    at = body
+    parts = list(location[1:])
+    if parts[:1] == [_TAGGED]:
+        del parts[1:2]  # the name of the form, which one of its fields may bear as well
+    for part in parts:
         if (isinstance(at, list) and isinstance(part, int) and part < len(at)) or (isinstance(at, dict) and part in at):
             at = at[part]
         elif part != location[-1] or not isinstance(at, dict):
             continue
         path.append(str(part))
     return path
+
+
+def _shortened(path: str) -> str:
+    """A path as long as a person reads: names in it may be the client's own."""
+    return path if len(path) <= _LONGEST_PATH else path[: _LONGEST_PATH - 1] + "…"
 
 
 def _http(error: HTTPException) -> ApiError:

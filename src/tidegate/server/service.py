@@ -232,7 +232,7 @@ class Service:
         bias = {}
         for name, value in body.logit_bias.items():
             if not (name.isascii() and name.isdigit() and len(name) < 10):
-                raise ApiError(400, f"logit_bias: {name!r} is not a token id", param="logit_bias")
+                raise ApiError(400, f"logit_bias: {name[:40]!r} is not a token id", param="logit_bias")
             bias[int(name)] = value
         self.vocabulary.check_ids(list(bias), "logit_bias")
         return bias

@@ -127,7 +127,8 @@ class Replay:
     async def run(self) -> None:
         """Send everything and wait for every answer. Cancelling it records what is in flight as cancelled.
 
-        Raises InputError where no server answers at the URL or it lists other models than the wanted one, and MissingExtra without aiohttp.
+        Raises InputError where no server answers at the URL or where it lists models but not the wanted
+        one, and MissingExtra without aiohttp.
         """
         async with _session(self.target) as session:
             self.model = await self._serving_model(session)
