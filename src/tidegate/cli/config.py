@@ -24,7 +24,7 @@ def _group(ctx: typer.Context) -> None:
 def show(
     config: Annotated[Path | None, typer.Option(help="Configuration file; the defaults without one.")] = None,
 ) -> None:
-    """Print every setting with its value as TOML that `--config` reads again."""
+    """Print every setting that has a value, as TOML that `--config` reads again."""
     from tidegate.cli.environment import config_path
     from tidegate.config import load_config, to_toml
 
