@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from tests.executors.driver import Driver, Handle
 from tests.executors.reference import assert_greedy, tiny_pair
 from tidegate.core.plan import Chunk, Join, StepPlan
 from tidegate.errors import ConfigError
+from tidegate.executors.torch import hardware, kvcache
 from tidegate.executors.torch.executor import TorchExecutor
 from tidegate.executors.torch.hardware import native_dtype, read_cpu_info
 from tidegate.executors.torch.kvcache import KvShape
@@ -115,7 +117,10 @@ def test_the_pool_is_sized_by_bytes_or_by_blocks(tiny: tuple[PreTrainedModel, Lo
     [
         ({}, "num_blocks or as kv_bytes"),
         ({"num_blocks": 4, "kv_bytes": 4}, "num_blocks or as kv_bytes"),
-        ({"kv_bytes": 10}, "holds no block"),
+        ({"kv_bytes": 10}, "kv_memory of 10 bytes holds no block"),
+        ({"kv_bytes": 900 << 40}, r"takes 921,600\.0 GiB, and .* GiB are free: lower kv_memory \(or num_blocks\)"),
+        ({"kv_bytes": 99_999_999 << 40}, "lower kv_memory"),
+        ({"num_blocks": 1 << 70}, "num_blocks"),
         ({"num_blocks": 4, "max_model_len": 10_000}, "more than the model's 512"),
     ],
 )
@@ -133,6 +138,28 @@ def test_number_formats_by_name() -> None:
     assert choose_dtype("auto", torch.device("cuda")) is torch.bfloat16
     with pytest.raises(ConfigError, match="float16"):
         choose_dtype("float16", cpu)
+
+
+@pytest.mark.parametrize("blocks", [1 << 40, 1 << 70])
+def test_an_allocation_that_fails_is_told_in_one_sentence(
+    tiny: tuple[PreTrainedModel, LoadedModel], monkeypatch: pytest.MonkeyPatch, blocks: int
+) -> None:
+    """Where nobody can tell what is free, the allocator itself refuses."""
+    monkeypatch.setattr(kvcache, "available_memory", lambda _device: None)
+    with pytest.raises(ConfigError, match="cannot be allocated: lower kv_memory"):
+        TorchExecutor(tiny[1], num_blocks=blocks, threads=1)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [("max", 5000 * 1024), ("4096", 4096), (None, 5000 * 1024)])
+def test_available_memory_is_the_kernels_word_within_the_cgroup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str | None, expected: int
+) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemFree: 100 kB\nMemAvailable: 5000 kB\n")
+    if limit is not None:
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+    monkeypatch.setattr(hardware, "MEMORY_INFO", tmp_path / "meminfo")
+    monkeypatch.setattr(hardware, "CGROUP_MEMORY", tmp_path / "memory.max")
+    assert hardware.available_memory(torch.device("cpu")) == expected
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def _serve(config: Config) -> None:
         engine.start()
         sys.setswitchinterval(_SWITCH_SECONDS)
         try:
-            asyncio.run(warm_up(engine, service.vocabulary))
+            asyncio.run(warm_up(engine, service.vocabulary, limits.pool_tokens))
         except BaseException:
             engine.stop()
             raise

@@ -18,18 +18,21 @@ _WAYS = (
 )
 
 
-async def warm_up(engine: Engine, vocabulary: Vocabulary) -> None:
+async def warm_up(engine: Engine, vocabulary: Vocabulary, pool_tokens: int) -> None:
     """Run one short request for every way of sampling, so that the first client's is not slow.
 
+    They are cut to what the model and a KV pool of `pool_tokens` tokens take, and never refused for their size.
     Observers that should not count them are added afterwards.
     """
-    length = max(1, min(_PROMPT_TOKENS, vocabulary.max_model_len - _OUTPUT_TOKENS))
+    room = min(vocabulary.max_model_len, pool_tokens)
+    outputs = max(1, min(_OUTPUT_TOKENS, room - 1))
+    length = max(1, min(_PROMPT_TOKENS, room - outputs))
     prompt = [token % vocabulary.vocab_size for token in range(100, 100 + length)]
     for number, params in enumerate(_WAYS):
         request = Request(
             f"warm-up-{number}",
             token_ids=prompt,
-            max_tokens=_OUTPUT_TOKENS,
+            max_tokens=outputs,
             arrival=engine.clock.now(),
             cache_salt=f"warm-up-{number}",
             handle=OutputState(params, vocabulary.backend),

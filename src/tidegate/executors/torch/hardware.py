@@ -10,6 +10,8 @@ import torch
 
 BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16", "svebf16"})
 CPU_INFO = Path("/proc/cpuinfo")
+MEMORY_INFO = Path("/proc/meminfo")
+CGROUP_MEMORY = Path("/sys/fs/cgroup/memory.max")
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -26,6 +28,35 @@ def _quota_cores() -> int:
         return math.ceil(int(quota) / int(period))
     except (OSError, ValueError):
         return 1 << 16
+
+
+def available_memory(device: torch.device) -> int | None:
+    """Bytes that may be allocated on `device` without pushing anything out; None where nobody can tell.
+
+    For a CPU that is what the kernel calls available, and at most the cgroup v2 limit.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type != "cpu":
+        return None
+    return min((known for known in (_kernel_available(), _memory_limit()) if known is not None), default=None)
+
+
+def _kernel_available() -> int | None:
+    try:
+        for line in MEMORY_INFO.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+def _memory_limit() -> int | None:
+    try:
+        return int(CGROUP_MEMORY.read_text())
+    except (OSError, ValueError):  # no cgroup v2, or "max"
+        return None
 
 
 def native_dtype(cpu_info: str) -> torch.dtype:

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from tidegate.errors import ConfigError
+from tidegate.executors.torch.hardware import available_memory
+
+GIB = 1 << 30
+LOWER = "lower kv_memory (or num_blocks)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,7 @@ class KvShape:
         blocks = kv_bytes // self.block_bytes
         if blocks < 1:
             raise ConfigError(
-                f"the KV memory of {kv_bytes} bytes holds no block of {self.block_bytes} bytes: "
+                f"kv_memory of {kv_bytes:,} bytes holds no block of {self.block_bytes:,} bytes: "
                 "raise it or lower block_size"
             )
         return int(blocks)
@@ -39,17 +43,25 @@ class PagedKv:
     """Keys and values, `[layers, 2, blocks, block_size, kv_heads, head_dim]`.
 
     The tensor is zeroed once so that a masked read of a never-written position is finite.
+    Raises ConfigError where the device has no memory for it.
     """
 
     def __init__(self, shape: KvShape, blocks: int, device: torch.device) -> None:
         self.shape = shape
         self.blocks = blocks
-        self.data = torch.zeros(
-            (shape.layers, 2, blocks, shape.block_size, shape.kv_heads, shape.head_dim),
-            dtype=shape.dtype,
-            device=device,
-        )
+        wanted, available = blocks * shape.block_bytes, available_memory(device)
+        if available is not None and wanted > available:
+            raise ConfigError(f"{_pool(blocks, wanted)}, and {available / GIB:,.1f} GiB are free: {LOWER}")
+        size = (shape.layers, 2, blocks, shape.block_size, shape.kv_heads, shape.head_dim)
+        try:
+            self.data = torch.zeros(size, dtype=shape.dtype, device=device)
+        except (RuntimeError, TypeError) as error:  # no memory after all, or a size beyond 64 bits
+            raise ConfigError(f"{_pool(blocks, wanted)}, which cannot be allocated: {LOWER}") from error
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of one layer, each `[blocks, block_size, kv_heads, head_dim]`."""
         return self.data[index, 0], self.data[index, 1]
+
+
+def _pool(blocks: int, size: int) -> str:
+    return f"the KV pool of {blocks:,} blocks takes {size / GIB:,.1f} GiB"
