@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=available_cores())
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--model", default=DEFAULT_MODEL)
-    parser.add_argument("--cache-dir", type=Path, default=Path.home() / ".cache" / "tidegate" / "models")
+    parser.add_argument("--cache-dir", type=Path, default=Path.home() / ".cache" / "tidegate")
     args = parser.parse_args()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

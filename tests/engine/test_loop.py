@@ -79,14 +79,14 @@ async def nothing_left(engine: Engine) -> bool:
 @pytest.mark.parametrize("depth", [1, 2])
 async def test_every_stream_gets_its_own_tokens_in_order_through_preemptions(depth: int) -> None:
     answer: Answer = lambda prompt, seed: [(prompt[0] * i) % 200 + 20 for i in range(1, 40)] + [EOS]  # noqa: E731
-    model = ScriptedModel(answer, num_blocks=12, max_num_seqs=4, depth=depth)
+    model = ScriptedModel(answer, num_blocks=8, max_num_seqs=4, depth=depth)
     with engine_over(model, depth) as engine:
-        streams = [await engine.submit([ask(engine, f"r{i}", [i + 3] * (5 + i), 40)]) for i in range(12)]
-        for i, outputs in enumerate(await asyncio.gather(*map(read, streams))):
-            assert outputs[0].token_ids == answer([i + 3], None)
-            assert outputs[0].finish_reason is FinishReason.STOP
-            assert outputs[0].usage is not None
-            assert outputs[0].usage.completion_tokens == 40
+        stream = await engine.submit([ask(engine, f"r{i}", [i + 3] * (5 + i), 40) for i in range(12)])
+        for i, output in enumerate(await read(stream)):
+            assert output.token_ids == answer([i + 3], None)
+            assert output.finish_reason is FinishReason.STOP
+            assert output.usage is not None
+            assert output.usage.completion_tokens == 40
         assert await nothing_left(engine)
         explained = [await engine.explain(f"r{i}") for i in range(12)]
         assert sum(e["preemptions"] for e in explained if e) > 0

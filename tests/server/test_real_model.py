@@ -135,9 +135,9 @@ def test_more_clients_than_seats_all_get_their_own_answer(client: openai.OpenAI)
 def test_extreme_sampling_harms_nobody(client: openai.OpenAI) -> None:
     extremes: list[dict[str, object]] = [
         {"temperature": 2, "top_p": 1e-6},
-        {"temperature": 1e-6, "min_p": 1},
+        {"temperature": 1e-5, "min_p": 1},
         {"top_k": 1 << 31, "repetition_penalty": 100, "presence_penalty": 2, "frequency_penalty": -2},
-        {"repetition_penalty": 1e-6, "seed": -(1 << 63)},
+        {"repetition_penalty": 0.01, "seed": -(1 << 63)},
         {"logit_bias": {str(i): -100.0 for i in range(1000)}, "logprobs": 20, "seed": (1 << 63) - 1},
         {"min_tokens": 5, "stop_token_ids": list(range(64)), "ignore_eos": True},
     ]
