@@ -96,6 +96,6 @@ class GrammarCompiler:
 def import_llguidance() -> None:
     """Raise MissingExtra where llguidance is not installed."""
     try:
-        import llguidance  # noqa: F401
+        import llguidance  # noqa: F401 - whether it is there is the question
     except ImportError as error:
         raise MissingExtra("JSON schemas need llguidance: pip install 'tidegate[torch]'") from error
