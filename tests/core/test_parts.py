@@ -104,6 +104,25 @@ def test_time_alone_moves_a_request_when_its_key_is_due() -> None:
     assert queue.next_due() is None
 
 
+def test_a_request_that_was_queued_anew_is_not_asked_at_its_old_time() -> None:
+    asked: list[float] = []
+    until = [5.0]
+
+    def order(r: Request) -> Key:
+        asked.append(until[0])
+        return Key(0, 0.0, until=until[0])
+
+    queue = WaitingQueue(order)
+    r = Request("a", prompt_tokens=1)
+    r.seq = 0
+    queue.add(r)
+    queue.remove(r)
+    until[0] = 9.0
+    queue.add(r)
+    queue.rekey_due(6.0)
+    assert asked == [5.0, 9.0], "what was due at 5 was another stay in the queue"
+
+
 class DecodeMachine(RuleBasedStateMachine):
     """Counters derived from the clock against counters that are counted, at pipeline depth 1 and 2."""
 
