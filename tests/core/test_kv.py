@@ -82,7 +82,7 @@ class KvMachine(RuleBasedStateMachine):
     def grow(self, lease: Lease) -> None:
         if lease.released or not self.kv.available:
             return
-        (block,) = self.kv.grow([lease])
+        (block,) = self.kv.grow([lease.table])
         assert lease.table[-1] == block
         self.content[block] = None
 

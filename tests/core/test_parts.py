@@ -134,11 +134,13 @@ class DecodeMachine(RuleBasedStateMachine):
         self.in_flight: list[list[Request]] = []
         self.serial = itertools.count()
 
-    @rule(prompt=st.integers(1, 9), outputs=st.integers(2, 9))
-    def join(self, prompt: int, outputs: int) -> None:
+    @rule(prompt=st.integers(1, 9), outputs=st.integers(2, 9), whole=st.booleans())
+    def join(self, prompt: int, outputs: int, whole: bool) -> None:
         r = request(f"r{next(self.serial)}", prompt, outputs)
         r.target = outputs
-        r.lease = self.kv.reserve(self.kv.match((), 0), self.kv.blocks_for(prompt))
+        r.footprint = self.kv.blocks_for(prompt + outputs - 1)
+        held = r.footprint if whole else self.kv.blocks_for(prompt)
+        r.lease = self.kv.reserve(self.kv.match((), 0), held)
         r.count(planned=prompt, sampled=1, computed=prompt, emitted=1)
         self.counted[r] = [prompt, 1]
         self.decodes.join(r)
@@ -158,19 +160,18 @@ class DecodeMachine(RuleBasedStateMachine):
         crossing = {
             r for r, (planned, _) in self.counted.items() if planned % 4 == 0 and len(r.lease.table) * 4 <= planned
         }
-        assert set(self.decodes.crossing()) == crossing
-        self.kv.grow([r.lease for r in crossing])
+        assert set(self.decodes.crossing().members) == crossing
+        self.kv.grow([r.lease.table for r in crossing])
         self.decodes.advance()
         self.in_flight.append(list(self.counted))
         for counts in self.counted.values():
             counts[0] += 1
         ending = {r for r in self.counted if r.sampled == r.target}
         assert set(self.decodes.ending(self.decodes.clock)) == ending
-        if not self.in_flight[:-1]:
-            for r in ending:
-                self.apply_all()
-                self.decodes.leave(r)
-                self.counted.pop(r)
+        for r in ending:
+            self.apply_all()
+            self.decodes.leave(r)
+            self.counted.pop(r)
 
     @rule()
     def apply(self) -> None:

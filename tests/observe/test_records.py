@@ -74,7 +74,7 @@ def test_what_is_no_records_file_is_an_input_error(tmp_path: Path) -> None:
 def finished(request: Request, reason: FinishReason, missed: tuple[str, ...]) -> Finished:
     request.admitted_at, request.first_token_at = 2.0, 3.0
     request.preemptions, request.cached_tokens, request.recomputed_tokens = 2, 16, 48
-    return Finished(9.0, request, reason, Timing(1.0, 2.0, 0.5, 0.9, 0.8, 8.0, 0.4), missed)
+    return Finished(9.0, request, reason, Timing(1.0, 2.0, 0.5, 8.0, 0.4, [*[0.8] * 99, 0.9]), missed)
 
 
 def test_events_fold_into_one_row_a_request() -> None:

@@ -8,36 +8,51 @@ KV block, and a dict of ends for members whose last token is due.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from tidegate.core.request import Request
 from tidegate.core.timing import StepTimes
 
-# Where token ids are not kept, what a member "appends" its token to.
-_DISCARD: Callable[[int], None] = deque[int](maxlen=0).append
+
+class Roster:
+    """Requests, as parallel lists: `members`, their `slots`, and one list that belongs to each (`lists`)."""
+
+    __slots__ = ("index", "lists", "members", "slots")
+
+    def __init__(self) -> None:
+        self.members: list[Request] = []
+        self.slots: list[int] = []
+        self.lists: list[list[int]] = []
+        self.index: dict[Request, int] = {}
+
+    def add(self, r: Request, own: list[int]) -> None:
+        """`r` comes last."""
+        self.index[r] = len(self.members)
+        self.members.append(r)
+        self.slots.append(r.slot)
+        self.lists.append(own)
+
+    def drop(self, r: Request) -> None:
+        """`r` goes; the last takes its place."""
+        at = self.index.pop(r)
+        last, slot, own = self.members.pop(), self.slots.pop(), self.lists.pop()
+        if last is not r:
+            self.members[at], self.slots[at], self.lists[at] = last, slot, own
+            self.index[last] = at
+
+    def renew(self) -> None:
+        """Go on with copies of the lists: those handed out stay what they were."""
+        self.members, self.slots, self.lists = self.members.copy(), self.slots.copy(), self.lists.copy()
 
 
 class DecodeSet:
     """Members decode once per advance of the clock.
 
-    `members`, `slots` and `sinks` are parallel lists. They are handed out with plans and are replaced,
+    `members`, `slots` and `outputs` are parallel lists. They are handed out with plans and are replaced,
     never changed, once handed out: a plan's view stays what it was.
     """
 
-    __slots__ = (
-        "_by_end",
-        "_ends",
-        "_handed_out",
-        "_index",
-        "_wheel",
-        "applied",
-        "clock",
-        "members",
-        "sinks",
-        "slots",
-        "times",
-    )
+    __slots__ = ("_by_end", "_ends", "_handed_out", "_nowhere", "_roster", "_wheel", "applied", "clock", "times")
 
     # Times are forgotten in batches of this many, once every member joined later.
     FORGET_EVERY = 8192
@@ -46,58 +61,65 @@ class DecodeSet:
         self.clock = 0
         self.applied = 0
         self.times = StepTimes()
-        self.members: list[Request] = []
-        self.slots: list[int] = []
-        self.sinks: list[Callable[[int], None]] = []
+        self._roster = Roster()
         self._handed_out = False
-        self._index: dict[Request, int] = {}
-        self._wheel: list[dict[Request, list[int]]] = [{} for _ in range(block_size)]
+        self._nowhere: list[int] = []  # takes the tokens of those whose token ids nobody keeps
+        self._wheel = [Roster() for _ in range(block_size)]
         self._ends: dict[int, dict[Request, None]] = {}
         self._by_end: list[tuple[int, int, int]] = []  # (end, arrival sequence, footprint), sorted
 
     def __len__(self) -> int:
-        return len(self.members)
+        return len(self._roster.members)
+
+    @property
+    def members(self) -> list[Request]:
+        """Those who decode."""
+        return self._roster.members
+
+    @property
+    def slots(self) -> list[int]:
+        """Their slots."""
+        return self._roster.slots
+
+    @property
+    def outputs(self) -> list[list[int]]:
+        """The list that takes the next token of each."""
+        return self._roster.lists
 
     def join(self, r: Request) -> None:
         """`r` decodes from the next advance on."""
         self._own_lists()
-        self._index[r] = len(self.members)
-        self.members.append(r)
-        self.slots.append(r.slot)
-        self.sinks.append(_DISCARD if r.token_ids is None else r.token_ids.append)
-        r.enter(self)
+        self._roster.add(r, self._nowhere if r.token_ids is None else r.token_ids)
         assert r.lease is not None
-        self._wheel[self._spoke(r)][r] = r.lease.table
-        end = self._end(r)
+        if len(r.lease.table) < r.footprint:
+            self._wheel[(self.clock - r.planned) % len(self._wheel)].add(r, r.lease.table)
+        end = self.clock + r.target - r.sampled
+        r.enter(self, self.clock, end)
         self._ends.setdefault(end, {})[r] = None
         insort(self._by_end, (end, r.seq, r.footprint))
 
     def leave(self, r: Request) -> None:
         """`r` decodes no more; its derived counters are frozen as they stand."""
         self._own_lists()
-        at = self._index.pop(r)
-        last = self.members.pop()
-        slot, sink = self.slots.pop(), self.sinks.pop()
-        if last is not r:
-            self.members[at], self.slots[at], self.sinks[at] = last, slot, sink
-            self._index[last] = at
-        del self._wheel[self._spoke(r)][r]
-        end = self._end(r)
-        del self._ends[end][r]
-        if not self._ends[end]:
+        self._roster.drop(r)
+        spoke = self._wheel[(self.clock - r.planned) % len(self._wheel)]
+        if r in spoke.index:
+            spoke.drop(r)
+        end = r.last_clock
+        ending = self._ends[end]
+        del ending[r]
+        if not ending:
             del self._ends[end]
         del self._by_end[bisect_left(self._by_end, (end, r.seq))]
         self._fold_gaps(r)
         r.freeze()
 
-    def crossing(self) -> list[Request]:
-        """Members whose next decode writes the first position of a block they do not hold yet."""
-        clock, size = self.clock, len(self._wheel)
-        return [
-            r
-            for r, table in self._wheel[clock % size].items()
-            if len(table) * size <= r._planned + clock - r.joined_clock
-        ]
+    def crossing(self) -> Roster:
+        """Members whose next decode writes the first position of a block they do not hold, with their tables.
+
+        Who holds all that it will ever need never crosses.
+        """
+        return self._wheel[self.clock % len(self._wheel)]
 
     def ending(self, clock: int) -> list[Request]:
         """Members whose last token is the one of advance number `clock`."""
@@ -116,6 +138,7 @@ class DecodeSet:
         """The oldest advance that was not applied yet has been computed, at `now` (seconds)."""
         self.applied += 1
         self.times.record(now)
+        self._nowhere.clear()
         if not self.applied % self.FORGET_EVERY:
             self.times.forget(min((r.joined_clock for r in self.members), default=self.applied))
 
@@ -131,13 +154,5 @@ class DecodeSet:
 
     def _own_lists(self) -> None:
         if self._handed_out:
-            self.members, self.slots, self.sinks = self.members.copy(), self.slots.copy(), self.sinks.copy()
+            self._roster.renew()
             self._handed_out = False
-
-    def _spoke(self, r: Request) -> int:
-        """The clock, modulo the block size, at which `r` crosses. Constant while `r` is a member."""
-        return (self.clock - r.planned) % len(self._wheel)
-
-    def _end(self, r: Request) -> int:
-        """The clock of `r`'s last token. Constant while `r` is a member."""
-        return self.clock + r.target - r.sampled

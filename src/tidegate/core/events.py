@@ -11,23 +11,33 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from tidegate.core.request import FinishReason, Rejection, Request
+from tidegate.core.timing import nearest_rank
 
 
 class Timing(NamedTuple):
     """What the client saw, in seconds; None where it never happened.
 
-    tpot is the mean gap after the first token, `max_gap` and `p99_gap` (nearest rank) are over the gaps
-    between consecutive tokens, preemptions included. `queued` is arrival to admission, `preempted` the
-    total from each preemption to the readmission after it.
+    tpot is the mean gap after the first token; `gaps` are those between consecutive tokens, preemptions
+    included, in order; `max_gap` and `p99_gap` (nearest rank) are computed when they are asked for.
+    `queued` is arrival to admission, `preempted` the total from each preemption to the readmission after it.
     """
 
     queued: float | None
     ttft: float | None
     tpot: float | None
-    max_gap: float | None
-    p99_gap: float | None
     e2e: float
     preempted: float
+    gaps: Sequence[float] = ()
+
+    @property
+    def max_gap(self) -> float | None:
+        """The longest wait between two tokens."""
+        return max(self.gaps, default=None)
+
+    @property
+    def p99_gap(self) -> float | None:
+        """The 99th percentile of the waits between two tokens."""
+        return nearest_rank(sorted(self.gaps), 0.99)
 
 
 class Arrived(NamedTuple):

@@ -53,7 +53,7 @@ class Eviction:
         that lack blocks are asked first, so that nobody gives way to a worse one.
         """
         running = self._running
-        d.growers = [*running.stalled, *running.decodes.crossing()]
+        d.growers = [*running.stalled, *running.decodes.crossing().members]
         short = len(d.growers) - self._kv.available
         if short <= 0 or self._ends_soon(short, d):
             return

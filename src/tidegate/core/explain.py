@@ -25,20 +25,25 @@ class Diary:
         self._live: dict[str, list[Line]] = {}
         self._ended: OrderedDict[str, tuple[tuple[Any, ...], list[Line]]] = OrderedDict()
 
-    def fold(self, event: Decision) -> None:
-        """Remember `event`; it is put into words only when somebody asks."""
-        r = event.request
-        lines = self._live.get(r.id)
-        if lines is None:
-            lines = self._live[r.id] = []
-        kind = type(event)
-        lines.append((event.now, kind, event[2:]))
-        if kind is Finished or kind is Rejected:
-            self._ended[r.id] = (_facts(r), self._live.pop(r.id))
-            if len(self._ended) > ENDED:
-                self._ended.popitem(last=False)
-        elif len(lines) > LINES:
+    def open(self, event: Arrived) -> None:
+        """A request begins."""
+        self._live[event.request.id] = [(event.now, Arrived, ())]
+
+    def note(self, event: Admitted | Restored | Preempted) -> None:
+        """Remember what was decided; it is put into words only when somebody asks."""
+        lines = self._live[event.request.id]
+        lines.append((event.now, type(event), event[2:]))
+        if len(lines) > LINES:
             del lines[0]
+
+    def close(self, event: Finished | Rejected) -> None:
+        """A request ended, or never began; the one that ended longest ago is forgotten for it."""
+        r = event.request
+        lines = self._live.pop(r.id, None) or []
+        lines.append((event.now, type(event), event[2:]))
+        self._ended[r.id] = (_facts(r), lines)
+        if len(self._ended) > ENDED:
+            self._ended.popitem(last=False)
 
     def tell(self, request_id: str, live: Request | None) -> dict[str, Any] | None:
         """What is known of a request and every decision about it, oldest first; None if it is not known."""
@@ -49,6 +54,7 @@ class Diary:
         else:
             return None
         told = dict(zip(_FACTS, facts, strict=True))
+        told["status"] = told["status"].value
         told["decisions"] = [{"time": now, **_words(kind, rest)} for now, kind, rest in lines]
         return told
 
@@ -74,7 +80,7 @@ def _facts(r: Request) -> tuple[Any, ...]:
     key = r.key
     return (
         r.id,
-        r.status.value,
+        r.status,
         r.slo_class,
         r.tenant,
         r.priority,

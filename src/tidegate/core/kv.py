@@ -6,11 +6,15 @@ private to one lease. `check()` proves it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence
 
 from tidegate.core.blocks import Match, PrefixIndex, Run, matched_runs, path
 from tidegate.core.hashing import BlockHash
 from tidegate.errors import KvError
+
+# Runs an iterator for its effects, in C.
+_exhaust = deque[None](maxlen=0).extend
 
 
 class Lease:
@@ -79,11 +83,10 @@ class KvCache:
         self._leases.add(lease)
         return lease
 
-    def grow(self, leases: Sequence[Lease]) -> list[int]:
-        """One more block for each lease; returns their ids. Raises KvError if there are too few."""
-        blocks = self._take(len(leases))
-        for lease, block in zip(leases, blocks, strict=True):
-            lease.table.append(block)
+    def grow(self, tables: Sequence[list[int]]) -> list[int]:
+        """One more block for each of these leases' tables; returns their ids. Raises KvError if there are too few."""
+        blocks = self._take(len(tables))
+        _exhaust(map(list.append, tables, blocks))
         return blocks
 
     def commit(self, lease: Lease, hashes: Sequence[BlockHash], blocks: int) -> None:

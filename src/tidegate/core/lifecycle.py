@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import call
 
 from tidegate.core.events import (
     Admitted,
@@ -19,13 +18,13 @@ from tidegate.core.events import (
     Restored,
     Timing,
 )
-from tidegate.core.explain import Decision, Diary
+from tidegate.core.explain import Diary
 from tidegate.core.plan import Chunk, StepPlan, StepResult
 from tidegate.core.policy import PolicyContext, Reject
 from tidegate.core.queue import WaitingQueue
 from tidegate.core.request import FinishReason, Request, Status
 from tidegate.core.running import Running
-from tidegate.core.timing import nearest_rank
+from tidegate.core.slo import NO_SLO
 
 # Runs an iterator for its effects, in C: this is the one thing done for every token.
 _exhaust = deque[None](maxlen=0).extend
@@ -35,20 +34,22 @@ _exhaust = deque[None](maxlen=0).extend
 class Step:
     """A plan in flight, with the requests behind its slots.
 
-    members, sinks: the decode set's lists as they were planned
+    members, outputs: the decode set's lists as they were planned
     clock:   the decode set's clock after this step; 0 where nobody decodes
-    chunks:  each chunk with its request
     last:    requests whose last token by length is planned here
+    chunks:  each chunk with its request
     leavers: decodes that left the set while this step was in flight
+    ended:   whether a request that it computes has ended meanwhile
     """
 
     plan: StepPlan
     members: list[Request]
-    sinks: list[Callable[[int], None]]
+    outputs: list[list[int]]
     clock: int
-    chunks: list[tuple[Request, Chunk]]
-    last: list[Request] = field(default_factory=list)
+    last: list[Request]
+    chunks: list[tuple[Request, Chunk]] = field(default_factory=list)
     leavers: list[Request] = field(default_factory=list)
+    ended: bool = False
 
 
 class Lifecycle:
@@ -69,21 +70,27 @@ class Lifecycle:
         """`r` never enters."""
         r.move(Status.FINISHED)
         r.finish_reason = FinishReason.REFUSED
-        self._tell(Rejected(now, r, refusal.reason, refusal.message, refusal.retry_after))
+        refused = Rejected(now, r, refusal.reason, refusal.message, refusal.retry_after)
+        self.events.append(refused)
+        self.diary.close(refused)
 
     def park(self, r: Request, now: float) -> None:
         """`r` has arrived but may not be scheduled yet."""
+        self._arrive(r, now)
         r.move(Status.PARKED)
-        self.requests[r.id] = r
-        self._tell(Arrived(now, r))
 
     def wait(self, r: Request, now: float) -> None:
         """`r` may be scheduled from now on."""
         if r.status is Status.NEW:
-            self.requests[r.id] = r
-            self._tell(Arrived(now, r))
+            self._arrive(r, now)
         r.move(Status.WAITING)
         self._queue.add(r)
+
+    def _arrive(self, r: Request, now: float) -> None:
+        self.requests[r.id] = r
+        arrived = Arrived(now, r)
+        self.events.append(arrived)
+        self.diary.open(arrived)
 
     # In a plan
 
@@ -136,7 +143,7 @@ class Lifecycle:
         requests: Sequence[Request] = step.members
         decodes = len(step.members)
         first: list[Request] = []
-        _exhaust(map(call, step.sinks, tokens))
+        _exhaust(map(list.append, step.outputs, tokens))
         if step.clock:
             self._running.decodes.apply(now)
         if step.chunks:
@@ -166,11 +173,16 @@ class Lifecycle:
         del self.requests[r.id]
         if reason is FinishReason.STOP or reason is FinishReason.LENGTH:
             self._ctx.predictor.observe(r, r.emitted)
+        if r.in_flight:
+            for step in self.in_flight:
+                step.ended = True
         timing = _timing(r, now)
         missed: tuple[str, ...] = ()
-        if reason is not FinishReason.CANCELLED:
+        if r.slo is not NO_SLO and reason is not FinishReason.CANCELLED:
             missed = r.slo.missed(timing.ttft, timing.tpot, timing.p99_gap, timing.e2e)
-        self._tell(Finished(now, r, reason, timing, missed))
+        ended = Finished(now, r, reason, timing, missed)
+        self.events.append(ended)
+        self.diary.close(ended)
 
     def _apply_chunks(
         self, step: Step, tokens: Sequence[int], requests: list[Request], first: list[Request], now: float
@@ -178,18 +190,19 @@ class Lifecycle:
         at = len(step.members)
         for r, chunk in step.chunks:
             r.in_flight -= 1
-            if r.status is not Status.FINISHED:
-                r.count(computed=chunk.length)
-                self.events.append(Computed(now, step.plan.step, r, chunk.start, chunk.length))
-            if not chunk.emits:
+            _, start, length, emits = chunk
+            alive = r.status is not Status.FINISHED
+            if alive:
+                r.count(computed=length, emitted=emits)
+                self.events.append(Computed(now, step.plan.step, r, start, length))
+            if not emits:
                 continue
             requests.append(r)
-            if r.status is not Status.FINISHED:
+            if alive:
                 if r.token_ids is not None:
                     r.token_ids.append(tokens[at])
-                if not r.emitted:
+                if r.first_token_at is None:
                     first.append(r)
-                r.count(emitted=1)
                 _stamp(r, now)
             at += 1
 
@@ -205,9 +218,7 @@ class Lifecycle:
             else:
                 r.count(computed=1, emitted=1)
                 _stamp(r, now)
-        if all(r.status is not Status.FINISHED for r in step.leavers) and all(
-            r.status is not Status.FINISHED for r, _ in step.chunks
-        ):
+        if not step.ended:
             return requests, tokens, len(step.members)
         kept = [(r, t) for r, t in zip(requests, tokens, strict=True) if r.status is not Status.FINISHED]
         decodes = sum(r.status is not Status.FINISHED for r in step.members)
@@ -217,10 +228,10 @@ class Lifecycle:
         self._mark_leaver(r)
         self._running.vacate(r)
 
-    def _tell(self, event: Decision) -> None:
-        """A decision: told to observers and written into the diary."""
-        self.events.append(event)
-        self.diary.fold(event)
+    def _tell(self, decision: Admitted | Restored | Preempted) -> None:
+        """Told to observers and written into the diary."""
+        self.events.append(decision)
+        self.diary.note(decision)
 
     def _mark_leaver(self, r: Request) -> None:
         """Tokens of `r` that are in flight will be counted one by one, no longer by the clock."""
@@ -241,17 +252,13 @@ def _stamp(r: Request, now: float) -> None:
 
 
 def _timing(r: Request, now: float) -> Timing:
-    outputs = r.emitted
-    first = r.first_token_at
-    last = r.last_token_at
-    gaps = sorted(r.gaps)
+    arrival, first, last, outputs = r.arrival, r.first_token_at, r.last_token_at, r.emitted
     waited = r.preempted_wait + (now - r.preempted_at if r.preempted_at is not None else 0.0)
     return Timing(
-        queued=None if r.admitted_at is None else r.admitted_at - r.arrival,
-        ttft=None if first is None else first - r.arrival,
-        tpot=(last - first) / (outputs - 1) if outputs > 1 and first is not None and last is not None else None,
-        max_gap=gaps[-1] if gaps else None,
-        p99_gap=nearest_rank(gaps, 0.99),
-        e2e=now - r.arrival,
-        preempted=waited,
+        None if r.admitted_at is None else r.admitted_at - arrival,
+        None if first is None else first - arrival,
+        (last - first) / (outputs - 1) if outputs > 1 and first is not None and last is not None else None,
+        now - arrival,
+        waited,
+        r.gaps,
     )

@@ -22,7 +22,7 @@ from tidegate.core.policy import Policy, PolicyContext
 from tidegate.core.queue import WaitingQueue
 from tidegate.core.request import Request
 from tidegate.core.room import Room
-from tidegate.core.running import Running, hashes_of, in_order, place
+from tidegate.core.running import Running, in_order, place
 from tidegate.core.view import StepView
 
 
@@ -76,22 +76,21 @@ class Planner:
     def _plan_decodes(self, d: Draft) -> None:
         """Every decode gets its token, and its block where it crosses into one."""
         running = self._running
-        growers = d.growers
-        if len(growers) > self._kv.available:
-            growers = in_order(growers)
+        resumed = [r for r in d.growers if r in running.stalled] if running.stalled else []
+        if len(d.growers) > self._kv.available:
+            growers = in_order(d.growers)
             for r in growers[self._kv.available :]:
                 self._lifecycle.stall(r)
-            del growers[self._kv.available :]
+            resumed = [r for r in growers[: self._kv.available] if r in running.stalled]
             d.plan.held_back_by = "stalled"
-        blocks = running.grow(growers)
-        d.plan.growth = list(zip([r.slot for r in growers], blocks, strict=True))
-        for r in growers if running.stalled else ():
-            if r in running.stalled:
-                running.start_decoding(r)
-        if running.decodes.members:
-            running.decodes.advance()
-            d.plan.decodes = running.decodes.slots
-            d.left -= len(running.decodes)
+        d.plan.growth = running.grow(resumed)
+        for r in resumed:
+            running.start_decoding(r)
+        decodes = running.decodes
+        if decodes.members:
+            decodes.advance()
+            d.plan.decodes = decodes.slots
+            d.left -= len(d.plan.decodes)
 
     def _plan_unmixed(self, d: Draft) -> None:
         """A step of prompts alone or of decodes alone; decodes get a turn after `max_prefill_steps`."""
@@ -115,8 +114,10 @@ class Planner:
         """Unfinished prompts and those that can be admitted share the budget, in policy order."""
         view = StepView(d.plan.now, self._limits.max_num_batched_tokens, len(d.plan.decodes))
         d.prefill_left = min(d.left, self._policy.budget.tokens(view, self._ctx))
-        unfinished = in_order(r for r in self._running.prefilling if r not in d.paused)
-        unfinished.reverse()
+        unfinished: list[Request] = []
+        if self._running.prefilling:
+            unfinished = in_order(r for r in self._running.prefilling if r not in d.paused)
+            unfinished.reverse()
         capped: list[Request] = []
         while d.prefill_left > 0:
             head = self._admissible(d)
@@ -129,7 +130,8 @@ class Planner:
                 break
             if self._chunk(r, d, view, unfinished):
                 capped.append(r)
-        capped = [r for r in capped if self._chunk(r, d, view, None)]
+        if capped:
+            capped = [r for r in capped if self._chunk(r, d, view, None)]
         if d.prefill_left > 0 and len(self._queue):
             self._plan_backfill(d, view)
         if d.plan.held_back_by is None:
@@ -161,13 +163,13 @@ class Planner:
 
     def _admissible(self, d: Draft) -> tuple[Request, Match] | None:
         """The first waiting request, if it can start now; else None, and the plan names what holds it back."""
-        if not len(self._queue):
-            return None
         if not self._running.free_seats:
-            d.plan.held_back_by = "seats"
+            if len(self._queue):
+                d.plan.held_back_by = "seats"
             return None
         head = self._queue.peek()
-        assert head is not None
+        if head is None:
+            return None
         if self._blocked is not None and self._blocked[:3] == (head, head.version, self._kv.epoch):
             d.plan.held_back_by = self._blocked[3]
             return None
@@ -221,15 +223,15 @@ class Planner:
         return None, match
 
     def _admit(self, r: Request, match: Match, d: Draft) -> None:
-        kv, plan = self._kv, d.plan
+        kv, plan, size = self._kv, d.plan, self._limits.block_size
         lease = kv.reserve(match, self._room.wanted(r) - match.blocks, r)
-        cached = match.blocks * self._limits.block_size
+        cached = match.blocks * size
         returning = bool(r.preemptions)
         self._queue.remove(r)
         r.rewind(cached)
         self._running.seat(r, lease)
         self._lifecycle.start(r, plan.step, cached, plan.now)
-        kv.announce(lease, hashes_of(r, kv), r.known_tokens // self._limits.block_size)
+        kv.announce(lease, r.block_hashes, r.known_tokens // size)
         tokens = r.token_ids if r.token_ids is not None else ()
         plan.joined.append(Join(r.slot, r.id, r.handle, tokens, cached, r.emitted, lease.table.copy()))
         (plan.restored if returning else plan.admitted).append(r.id)
@@ -254,19 +256,16 @@ class Planner:
 
     def _launch(self, d: Draft) -> None:
         """Close the plan and put it in flight. An empty one takes no number; seats given up wait for the next."""
-        plan, running, kv = d.plan, self._running, self._kv
+        plan, running, kv, size = d.plan, self._running, self._kv, self._limits.block_size
         if not d.chunks and not plan.decodes:
             plan.step = -1
             return
-        step = Step(
-            plan,
-            running.decodes.members if plan.decodes else [],
-            running.decodes.sinks if plan.decodes else [],
-            running.decodes.clock if plan.decodes else 0,
-            [],
-        )
+        decodes = running.decodes
         if plan.decodes:
-            step.last = running.decodes.ending(running.decodes.clock)
+            clock = decodes.clock
+            step = Step(plan, decodes.members, decodes.outputs, clock, decodes.ending(clock))
+        else:
+            step = Step(plan, [], [], 0, [])
         plan.left = running.take_left()
         self._next_step += 1
         for r, tokens in d.chunks.items():
@@ -276,12 +275,11 @@ class Planner:
             chunk = Chunk(r.slot, start, tokens, emits)
             plan.chunks.append(chunk)
             step.chunks.append((r, chunk))
-            r.count(planned=tokens, sampled=int(emits))
+            r.count(tokens, emits)
             assert r.lease is not None
-            hashes = hashes_of(r, kv)
-            kv.commit(r.lease, hashes, end // self._limits.block_size)
+            kv.commit(r.lease, r.block_hashes, end // size)
             if not emits:
-                kv.announce(r.lease, hashes, known // self._limits.block_size)
+                kv.announce(r.lease, r.block_hashes, known // size)
             elif r.sampled == r.target:
                 step.last.append(r)
             else:

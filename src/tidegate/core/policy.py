@@ -89,6 +89,9 @@ class Accept(NamedTuple):
     """The request may wait."""
 
 
+ACCEPT = Accept()
+
+
 class Reject(NamedTuple):
     """The request is refused; `retry_after` is in seconds, None where trying again cannot help."""
 

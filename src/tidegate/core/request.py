@@ -102,6 +102,7 @@ class Request:
         "in_flight",
         "joined_clock",
         "key",
+        "last_clock",
         "last_token_at",
         "lease",
         "lost",
@@ -171,6 +172,7 @@ class Request:
         self.lease: Lease | None = None
         self.decode_set: DecodeSet | None = None
         self.joined_clock = 0
+        self.last_clock = 0
         self.target = 0
         self.footprint = 0
         self.in_flight = 0
@@ -223,24 +225,23 @@ class Request:
     @property
     def known_tokens(self) -> int:
         """Tokens known now: the prompt and the outputs delivered so far."""
-        return self.prompt_tokens + self.emitted
+        return self.prompt_tokens + (self._emitted if self.decode_set is None else self.emitted)
 
-    def enter(self, decodes: DecodeSet) -> None:
+    def enter(self, decodes: DecodeSet, clock: int, last_clock: int) -> None:
         """Derive the counters from `decodes` from now on. Only core/decodes.py calls this."""
-        self.joined_clock = decodes.clock
+        self.joined_clock = clock
+        self.last_clock = last_clock
         self.decode_set = decodes
 
     def freeze(self) -> None:
         """Derive the counters no more; they stand as they are. Only core/decodes.py calls this."""
-        self._planned, self._sampled, self._computed, self._emitted = (
-            self.planned,
-            self.sampled,
-            self.computed,
-            self.emitted,
-        )
+        d = self.decode_set
+        assert d is not None
+        planned, applied = d.clock - self.joined_clock, max(0, d.applied - self.joined_clock)
         self.decode_set = None
+        self.count(planned, planned, applied, applied)
 
-    def count(self, *, planned: int = 0, sampled: int = 0, computed: int = 0, emitted: int = 0) -> None:
+    def count(self, planned: int = 0, sampled: int = 0, computed: int = 0, emitted: int = 0) -> None:
         """Add to the counters: a chunk planned or applied, a token that was in flight when `r` left."""
         self._planned += planned
         self._sampled += sampled

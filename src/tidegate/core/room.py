@@ -30,7 +30,7 @@ class Room:
         """
         hashes = hashes_of(r, self._kv)
         limit = min(len(hashes), (r.known_tokens - 1) // self._limits.block_size)
-        match = self._kv.match(hashes, limit)
+        match = self._kv.match(hashes, limit) if limit else self._kv.nothing
         if not self._hold_pending:
             return match, False
         lease = self._kv.awaited(hashes, match, limit)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 
 from tidegate.core.decodes import DecodeSet
 from tidegate.core.hashing import BlockHash, block_hashes
 from tidegate.core.kv import KvCache, Lease
 from tidegate.core.limits import Limits
+from tidegate.core.plan import Growth
 from tidegate.core.request import Request
 
 
@@ -49,7 +50,7 @@ class Running:
     @property
     def worst_tier(self) -> int | None:
         """The largest tier that runs; None if nobody does."""
-        return max(self._tiers, default=None)
+        return max(self._tiers) if self._tiers else None
 
     def seat(self, r: Request, lease: Lease) -> None:
         """`r` takes a seat and will compute its known tokens."""
@@ -64,10 +65,17 @@ class Running:
         self.outstanding += self.growth_left(r)
         self.version += 1
 
-    def grow(self, requests: Collection[Request]) -> list[int]:
-        """One more block for each of these decodes; returns their ids. Nobody outgrows its footprint."""
-        self.outstanding -= len(requests)
-        return self.kv.grow([r.lease for r in requests if r.lease is not None])
+    def grow(self, resumed: Sequence[Request]) -> list[Growth]:
+        """One more block for each decode that crosses into one, and for those `resumed` after they stalled."""
+        crossing = self.decodes.crossing()
+        slots, tables = crossing.slots, crossing.lists
+        if resumed:
+            slots = [*(r.slot for r in resumed), *slots]
+            tables = [*(r.lease.table for r in resumed if r.lease is not None), *tables]
+        if not slots:
+            return []
+        self.outstanding -= len(slots)
+        return list(zip(slots, self.kv.grow(tables), strict=True))
 
     def start_decoding(self, r: Request) -> None:
         """`r` decodes from the next advance on."""

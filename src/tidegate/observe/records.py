@@ -87,7 +87,7 @@ class Recorder:
             if isinstance(event, Finished):
                 self.records.append(self._row(event.request, event.now, event.reason, event.timing, event.missed))
             elif isinstance(event, Rejected):
-                never = Timing(None, None, None, None, None, event.now - event.request.arrival, 0.0)
+                never = Timing(None, None, None, event.now - event.request.arrival, 0.0)
                 self.records.append(self._row(event.request, event.now, FinishReason.REFUSED, never, ()))
 
     def _row(self, r: Request, now: float, reason: FinishReason, timing: Timing, missed: Sequence[str]) -> Record:

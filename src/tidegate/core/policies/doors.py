@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tidegate.core.policy import Accept, PolicyContext, Reject
+from tidegate.core.policy import ACCEPT, Accept, PolicyContext, Reject
 from tidegate.core.request import Rejection
 from tidegate.core.view import LoadView, RequestView
 
@@ -23,4 +23,4 @@ class QueueLimit:
         if self.max_waiting is not None and load.waiting >= self.max_waiting:
             message = f"the queue is full: {load.waiting} requests wait, max_waiting is {self.max_waiting}"
             return Reject(Rejection.QUEUE_FULL, message, self.retry_after)
-        return Accept()
+        return ACCEPT
