@@ -2,9 +2,10 @@
 
 A plan is a persistent set of decodes plus what changed since the plan before it. `decodes` is the
 *same list object* in consecutive plans while nobody joins or leaves, so an executor may key packed
-arrays by its identity. An executor applies a plan in this order: `left`, `joined`, `growth`, then it
-computes `chunks` and `decodes`. Plans are executed in the order in which they were made; a block that
-an older plan still uses may therefore appear in a newer one.
+arrays by its identity. An executor applies a plan in this order: `left`, `swapped_out`, `joined`,
+`swapped_in`, `growth`, then it computes `chunks` and `decodes`. Plans are executed in the order in which
+they were made; a device block that an older plan still uses may therefore appear in a newer one. Host
+blocks are freed only once the result of the copy that used them is known.
 """
 
 from __future__ import annotations
@@ -49,6 +50,18 @@ class Chunk(NamedTuple):
 Growth: TypeAlias = tuple[int, int]
 
 
+class Copy(NamedTuple):
+    """KV blocks of one request that move between device and host: `device[i]` and `host[i]` belong together.
+
+    Host ids below the executor's `host_blocks` lie in memory, those from there on in the second tier. What
+    is swapped in may be computed on from the next plan that is made after this one's result.
+    """
+
+    request_id: str
+    device: list[int]
+    host: list[int]
+
+
 class Preemption(NamedTuple):
     """A request gives its blocks back and waits again."""
 
@@ -74,13 +87,15 @@ class StepPlan:
     joined: list[Join] = field(default_factory=list)
     left: list[int] = field(default_factory=list)
     growth: list[Growth] = field(default_factory=list)
+    swapped_out: list[Copy] = field(default_factory=list)
+    swapped_in: list[Copy] = field(default_factory=list)
     preempted: list[Preemption] = field(default_factory=list)
     admitted: list[str] = field(default_factory=list)
     restored: list[str] = field(default_factory=list)
     held_back_by: str | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.decodes or self.chunks)
+        return bool(self.decodes or self.chunks or self.swapped_out or self.swapped_in)
 
     @property
     def num_tokens(self) -> int:
@@ -100,8 +115,10 @@ class StepResult:
     finished: (index into `tokens`, reason) of requests that end with that token (a stop token, a stop
               string, a completed grammar). Ends by length are the scheduler's to know.
     details:  opaque per-token extras by index into `tokens` (log-probabilities); the scheduler ignores them.
+    failed_copies: ids of the requests whose `Copy` in this plan failed; the KV it was to bring is not there.
     """
 
     tokens: Sequence[int]
     finished: Sequence[tuple[int, FinishReason]] = ()
     details: dict[int, object] = field(default_factory=dict)
+    failed_copies: Sequence[str] = ()
