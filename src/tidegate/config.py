@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Strict,
 
 from tidegate.core.limits import Limits
 from tidegate.core.policy import Policy
+from tidegate.core.predict import MAX_ERROR
 from tidegate.core.presets import DEFAULT_POLICY, PRESETS, Composition, build_policy
 from tidegate.core.slo import DEFAULT_CLASS, DEFAULT_CLASSES, Slo, SloClass
 from tidegate.errors import ConfigError
@@ -34,6 +35,8 @@ Count = Annotated[int, Strict(), Field(ge=1)]
 Share = Annotated[float, Strict(), Field(ge=0, lt=1)]
 Seconds = Annotated[float, Strict(), Field(gt=0, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1)]
+
+MEDIAN = 0.5
 
 DEFAULT_TIERS: Mapping[str, str] = MappingProxyType({"flex": "batch", "priority": "interactive"})
 
@@ -200,6 +203,37 @@ class ModelConfig:
     threads: Count | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PredictorConfig:
+    """`[predictor]`: where predicted output lengths come from (docs/prediction.md).
+
+    kind:     "history" learns while it serves; "learned" reads a file of `tidegate predictor train`; "oracle"
+              knows the truth, which only a simulation does
+    quantile: of the lengths that are likely, the one that counts as the prediction
+    path:     the file of kind "learned"
+    noise:    sigma of the log-normal error that is put on predictions; 0 is none
+    seed:     of that error
+    """
+
+    __pydantic_config__ = SECTION
+
+    kind: Literal["history", "oracle", "learned"] = "history"
+    quantile: Annotated[float, Strict(), Field(gt=0, lt=1)] = MEDIAN
+    path: Name | None = None
+    noise: Annotated[float, Strict(), Field(ge=0, le=MAX_ERROR)] = 0.0
+    seed: Whole = 0
+
+    def __post_init__(self) -> None:
+        if self.kind == "learned" and self.path is None:
+            raise ValueError('of kind "learned" needs a path: the file that `tidegate predictor train` wrote')
+        if self.kind != "learned" and self.path is not None:
+            raise ValueError(f'has a path, which kind "{self.kind}" does not read; set kind = "learned"')
+        if self.kind == "oracle" and self.quantile != MEDIAN:
+            raise ValueError('has a quantile, but kind "oracle" knows the one length there is')
+        if self.seed and not self.noise:
+            raise ValueError("has a seed, which does nothing without noise")
+
+
 def _default_classes() -> dict[str, ClassConfig]:
     return {name: ClassConfig(**asdict(known.slo), priority=known.priority) for name, known in DEFAULT_CLASSES.items()}
 
@@ -216,6 +250,7 @@ class Config:
     classes: dict[str, ClassConfig] = field(default_factory=_default_classes)
     server: ServerConfig = ServerConfig()
     model: ModelConfig = ModelConfig()
+    predictor: PredictorConfig = PredictorConfig()
 
     @property
     def slo_classes(self) -> dict[str, SloClass]:

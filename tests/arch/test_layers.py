@@ -23,7 +23,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"config"}),
     frozenset({"engine"}),
     frozenset({"observe"}),
-    frozenset({"executors", "routing"}),
+    frozenset({"executors", "routing", "predictors"}),
     frozenset({"server", "gateway", "integrations"}),
     frozenset({"simulate"}),
     frozenset({"cli"}),

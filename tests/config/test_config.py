@@ -19,6 +19,7 @@ from tidegate.config import (
     ClassConfig,
     Config,
     ModelConfig,
+    PredictorConfig,
     SchedulerConfig,
     ServerConfig,
     load_config,
@@ -94,6 +95,14 @@ def test_a_config_is_frozen_and_its_source_untouched() -> None:
         ({"server": {"api_keys": "sk-a"}}, "server.api_keys must be a list, not 'sk-a'"),
         ({"classes": {"": {"ttft": 1}}}, 'classes."": a class needs a name'),
         ({"server": {"api_keys": ["a", {"key": "a"}]}}, "server.api_keys: the same key stands there twice"),
+        ({"predictor": {"kind": "learnt"}}, "predictor.kind must be 'history', 'oracle' or 'learned', not 'learnt'"),
+        ({"predictor": {"nois": 1.0}}, "unknown option predictor.nois; did you mean noise?"),
+        ({"predictor": {"noise": -1.0}}, "predictor.noise must be greater than or equal to 0, not -1.0"),
+        ({"predictor": {"quantile": 1.0}}, "predictor.quantile must be less than 1, not 1.0"),
+        ({"predictor": {"kind": "learned"}}, 'predictor of kind "learned" needs a path: the file that `tidegate pred'),
+        ({"predictor": {"path": "p.json"}}, 'predictor has a path, which kind "history" does not read; set kind = "'),
+        ({"predictor": {"kind": "oracle", "quantile": 0.9}}, 'predictor has a quantile, but kind "oracle" knows the'),
+        ({"predictor": {"seed": 3}}, "predictor has a seed, which does nothing without noise"),
         ({"model": {"dtype": "int8"}}, "model.dtype must be 'auto', 'bfloat16' or 'float32', not 'int8'"),
     ],
 )
@@ -174,6 +183,7 @@ documents = st.fixed_dictionaries(
             },
         ),
         "model": st.fixed_dictionaries({}, optional={"threads": st.integers(1, 64)}),
+        "predictor": st.sampled_from([{}, {"kind": "learned", "path": "p.json"}, {"noise": 0.5, "seed": 3}]),
     },
 )
 
@@ -230,6 +240,7 @@ READ_AS_THEY_ARE = {
     "scheduler": {"num_blocks", "kv_memory", "pipeline_depth"},
     "server": {f.name for f in fields(ServerConfig)},
     "model": {f.name for f in fields(ModelConfig)},
+    "predictor": {f.name for f in fields(PredictorConfig)},
 }
 
 
@@ -274,7 +285,13 @@ def test_every_policy_option_changes_what_is_made(option: str) -> None:
 
 
 def test_no_option_is_left_out_of_these_tests() -> None:
-    sections = {"scheduler": SchedulerConfig, "aging": AgingConfig, "server": ServerConfig, "model": ModelConfig}
+    sections = {
+        "scheduler": SchedulerConfig,
+        "aging": AgingConfig,
+        "server": ServerConfig,
+        "model": ModelConfig,
+        "predictor": PredictorConfig,
+    }
     assert {f.name for f in fields(Config)} == {*sections, "policy", "classes"}
     for name, section in sections.items():
         covered = set(OTHER.get(name, {})) | READ_AS_THEY_ARE.get(name, set())
@@ -312,7 +329,7 @@ def test_what_no_limit_or_policy_takes_is_read_by_the_server() -> None:
 
 def test_every_option_is_documented() -> None:
     documented = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    options = {f.name for section in (SchedulerConfig, AgingConfig, ClassConfig, ApiKey, ServerConfig, ModelConfig)
-               for f in fields(section)} | set(POLICY_OPTIONS)  # fmt: skip
+    sections = (SchedulerConfig, AgingConfig, ClassConfig, ApiKey, ServerConfig, ModelConfig, PredictorConfig)
+    options = {f.name for section in sections for f in fields(section)} | set(POLICY_OPTIONS)
     shown = {word.strip("`") for word in re.findall(r"`\w+`", documented)}
     assert not {option for option in options if option not in shown}

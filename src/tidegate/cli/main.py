@@ -26,9 +26,12 @@ COMMANDS = {
     "serve": "tidegate.cli.serve:serve",
     "replay": "tidegate.cli.replay:replay",
     "scenario": "tidegate.cli.scenario:scenario",
+    "cost": "tidegate.cli.cost:cost",
     "policies": "tidegate.cli.policies:policies",
     "traces": "tidegate.cli.traces:traces",
     "models": "tidegate.cli.models:models",
+    "hardware": "tidegate.cli.hardware:hardware",
+    "predictor": "tidegate.cli.predictor:app",
     "config": "tidegate.cli.config:app",
 }
 

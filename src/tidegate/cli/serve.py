@@ -53,9 +53,17 @@ def serve(
             },
         },
     )
+    _need_lengths_that_can_be_known(settings)
     _need_extras()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     _serve(settings)
+
+
+def _need_lengths_that_can_be_known(config: Config) -> None:
+    from tidegate.errors import ConfigError
+
+    if config.predictor.kind == "oracle":
+        raise ConfigError('predictor.kind "oracle" knows lengths only in a simulation; use "history" or "learned"')
 
 
 def _need_extras() -> None:
@@ -70,18 +78,24 @@ def _need_extras() -> None:
 
 
 def _serve(config: Config) -> None:
+    from tidegate.core.policy import PolicyContext
+    from tidegate.core.predict import OraclePredictor, StepTime
     from tidegate.core.scheduler import Scheduler
     from tidegate.engine.loop import Engine
     from tidegate.observe.metrics import Metrics
+    from tidegate.predictors.choice import build_predictor
     from tidegate.server.app import create_app
     from tidegate.server.run import bind, run
     from tidegate.server.service import Service
     from tidegate.server.warmup import warm_up
 
+    predictor = build_predictor(config.predictor)
     with bind(config.server.host, config.server.port) as sock:
         executor = _executor(config)
         limits = config.limits(executor.num_blocks, executor.max_model_len)
-        engine = Engine(Scheduler(config.build_policy(), limits), executor, depth=config.scheduler.pipeline_depth)
+        context = PolicyContext(OraclePredictor(), StepTime())
+        scheduler = Scheduler(config.build_policy(), limits, context)
+        engine = Engine(scheduler, executor, depth=config.scheduler.pipeline_depth)
         service = Service(engine, executor)
         metrics = Metrics(list(config.classes), tenants=config.server.tenant_labels)
         engine.start()
@@ -91,6 +105,7 @@ def _serve(config: Config) -> None:
         except BaseException:
             engine.stop()
             raise
+        context.predictor = predictor  # only now: what warmed the machine up is no history
         engine.observers.append(metrics)
         app = create_app(service, metrics, config)
         drain = config.server.drain_seconds

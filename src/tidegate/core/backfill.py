@@ -51,7 +51,7 @@ class Backfill:
         """Whether `r` may start now although `head` waits for memory. Its own growth must be covered, and so
         must that of the others meanwhile (counted from above, in constant time)."""
         running, kv = self._running, self._kv
-        to_compute = r.known_tokens - match.blocks * self._limits.block_size
+        to_compute = r.known_tokens - max(match.blocks * self._limits.block_size, r.host_tokens)
         steps = 1 + self._prompt_steps(r, to_compute, step, contended=True) + r.target - r.emitted - 1
         if steps > self._limits.bypass_bound:
             return False

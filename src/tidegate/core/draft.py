@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from tidegate.core.plan import StepPlan
 from tidegate.core.request import Request
+from tidegate.core.swap import Transfer
 
 
 @dataclass(slots=True)
@@ -17,6 +18,7 @@ class Draft:
     growers:      decodes that need a block in this step
     paused:       prompts that get no chunk, so that they can be evicted once no step in flight computes them
     chunks:       tokens of each prompt's chunk
+    transfers:    copies to the host and back that begin with this step
     """
 
     plan: StepPlan
@@ -25,3 +27,4 @@ class Draft:
     growers: list[Request] = field(default_factory=list)
     paused: set[Request] = field(default_factory=set)
     chunks: dict[Request, int] = field(default_factory=dict)
+    transfers: list[Transfer] = field(default_factory=list)

@@ -15,6 +15,7 @@ from tidegate.core.queue import WaitingQueue
 from tidegate.core.request import Request
 from tidegate.core.room import Room
 from tidegate.core.running import Running, in_order, place
+from tidegate.core.swap import Swap
 from tidegate.core.view import Candidate, Need, StepView
 
 
@@ -35,6 +36,7 @@ class Eviction:
         running: Running,
         lifecycle: Lifecycle,
         room: Room,
+        swap: Swap,
     ) -> None:
         self._policy = policy
         self._limits = limits
@@ -44,6 +46,8 @@ class Eviction:
         self._running = running
         self._lifecycle = lifecycle
         self._room = room
+        self._swap = swap
+        self._last: set[Request] = set()
         self._vain: tuple[int, int, int] | None = None
 
     def settle_growth(self, d: Draft) -> None:
@@ -99,7 +103,7 @@ class Eviction:
             blocks -= wanted
             seats -= 1
             prompts += 1
-            tokens -= r.known_tokens - match.blocks * self._limits.block_size
+            tokens -= r.known_tokens - self._room.in_place(r, match)
 
     def _displace(self, r: Request, match: Match, need: Need, d: Draft) -> Sequence[Candidate]:
         """Those who give way to the waiting `r`: of a worse class, and behind it in the order as well."""
@@ -137,12 +141,14 @@ class Eviction:
 
     def _candidates(self, requests: Iterable[Request], d: Draft) -> list[Candidate]:
         """What evicting each of these would free and lose, first in the order first; some never give way again."""
-        size, kv = self._limits.block_size, self._kv
+        size, kv, host = self._limits.block_size, self._kv, self._swap.view()
         found = []
         for r in in_order(r for r in requests if r.preemptions < self._limits.max_preemptions):
             assert r.lease is not None
             lost = max(0, r.planned - kv.kept_by_others(r.lease) * size)
-            found.append(Candidate(r, self._freed(r, d), lost))
+            candidate = Candidate(r, self._freed(r, d), lost, kv.blocks_for(r.planned))
+            price = self._policy.restore.price(candidate, host, self._ctx)
+            found.append(candidate._replace(seconds=price.seconds))
         return found
 
     def _freed(self, r: Request, d: Draft, beside: Match | None = None) -> int:
@@ -158,13 +164,23 @@ class Eviction:
         `beside` is the prefix that whoever needs the room takes up itself.
         """
         ready = [c for c in candidates if not request_of(c).in_flight]
-        victims = self._policy.victim.choose(ready, need, self._ctx) or self._jointly(ready, need, beside)
+        victims: Sequence[Candidate] = ()
+        if self._policy.features.spare:
+            spared = [c for c in ready if not self._spared(request_of(c))]
+            victims = self._policy.victim.choose(spared, need, self._ctx) if len(spared) < len(ready) else ()
+        victims = victims or self._policy.victim.choose(ready, need, self._ctx) or self._jointly(ready, need, beside)
         for v in victims:
             self._preempt(v, reason, d)
+        if victims:
+            self._last = {request_of(v) for v in victims}
         if not victims:
             wanted = self._policy.victim.choose(candidates, need, self._ctx)
             d.paused |= {r for r in map(request_of, wanted) if r.in_flight}
         return victims
+
+    def _spared(self, r: Request) -> bool:
+        """Whether others should give way before `r`: it is about to end, or was the last one to give way."""
+        return r in self._last or 0 < r.target - r.sampled <= self._limits.nearly_done
 
     def _jointly(self, candidates: list[Candidate], need: Need, beside: Match | None) -> list[Candidate]:
         """The last in the order that cover `need` together: blocks they share come free only with all of them."""
@@ -178,11 +194,17 @@ class Eviction:
 
     def _preempt(self, victim: Candidate, reason: str, d: Draft) -> None:
         r = request_of(victim)
-        mode = self._policy.restore.choose(victim, self._ctx)
+        price = self._policy.restore.price(victim, self._swap.view(), self._ctx)
+        if price.why:
+            reason = f"{reason}; {price.why}"
         if r in d.growers:
             d.growers.remove(r)
-        self._lifecycle.preempt(r, mode, reason, d.plan.step, d.plan.now)
-        d.plan.preempted.append(Preemption(r.id, mode, reason))
+        if price.mode == "swap":
+            transfer = self._swap.out(r)
+            d.transfers.append(transfer)
+            d.plan.swapped_out.append(transfer.copy)
+        self._lifecycle.preempt(r, price.mode, reason, d.plan.step, d.plan.now)
+        d.plan.preempted.append(Preemption(r.id, price.mode, reason))
 
 
 def request_of(c: Candidate) -> Request:

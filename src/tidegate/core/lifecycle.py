@@ -25,6 +25,7 @@ from tidegate.core.queue import WaitingQueue
 from tidegate.core.request import FinishReason, Request, Status
 from tidegate.core.running import Running
 from tidegate.core.slo import NO_SLO
+from tidegate.core.swap import Swap, Transfer
 
 # Runs an iterator for its effects, in C: this is the one thing done for every token.
 _exhaust = deque[None](maxlen=0).extend
@@ -38,6 +39,7 @@ class Step:
     clock:   the decode set's clock after this step; 0 where nobody decodes
     last:    requests whose last token by length is planned here
     chunks:  each chunk with its request
+    transfers: copies to the host and back
     leavers: decodes that left the set while this step was in flight
     ended:   whether a request that it computes has ended meanwhile
     """
@@ -48,6 +50,7 @@ class Step:
     clock: int
     last: list[Request]
     chunks: list[tuple[Request, Chunk]] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)
     leavers: list[Request] = field(default_factory=list)
     ended: bool = False
 
@@ -55,13 +58,14 @@ class Step:
 class Lifecycle:
     """Moves requests through the table of core/request.py and tells it as events."""
 
-    def __init__(self, queue: WaitingQueue, running: Running, ctx: PolicyContext) -> None:
+    def __init__(self, queue: WaitingQueue, running: Running, swap: Swap, ctx: PolicyContext) -> None:
         self.events: list[Event] = []
         self.requests: dict[str, Request] = {}
         self.diary = Diary()
         self.in_flight: list[Step] = []
         self._queue = queue
         self._running = running
+        self._swap = swap
         self._ctx = ctx
 
     # At the door and in the queue
@@ -130,6 +134,8 @@ class Lifecycle:
         self.in_flight.append(step)
         for r, _ in step.chunks:
             r.in_flight += 1
+        for t in step.transfers:
+            t.request.in_flight += 1
         for r in step.last:
             self._vacate(r)
 
@@ -139,6 +145,8 @@ class Lifecycle:
         """The oldest step in flight was computed."""
         assert self.in_flight[0] is step
         del self.in_flight[0]
+        if step.transfers:
+            self._apply_transfers(step.transfers, result)
         tokens = result.tokens
         requests: Sequence[Request] = step.members
         decodes = len(step.members)
@@ -168,6 +176,7 @@ class Lifecycle:
             self._vacate(r)
         elif r in self._queue:
             self._queue.remove(r)
+            self._swap.drop(r)
         r.move(Status.FINISHED)
         r.finish_reason = reason
         del self.requests[r.id]
@@ -183,6 +192,13 @@ class Lifecycle:
         ended = Finished(now, r, reason, timing, missed)
         self.events.append(ended)
         self.diary.close(ended)
+
+    def _apply_transfers(self, transfers: list[Transfer], result: StepResult) -> None:
+        for t in transfers:
+            t.request.in_flight -= 1
+            self._swap.done(t, t.request.id in result.failed_copies)
+        if not result.failed_copies:
+            self._swap.observe(transfers, result.copy_seconds)
 
     def _apply_chunks(
         self, step: Step, tokens: Sequence[int], requests: list[Request], first: list[Request], now: float

@@ -28,6 +28,8 @@ class Limits:
         can delay a head whose start was misjudged
     resume_span: outputs of growth that must be covered before a preempted request returns
     max_preemptions: after so many, a request returns only with its whole footprint, and is never a victim again
+    nearly_done: a request with at most so many outputs to come is not evicted while others can be
+    host_blocks, disk_blocks: KV blocks that victims may keep in the host's memory, and in its second tier
     stall_steps: a decode that lacks a block waits for an end that is known to come within so many steps
     """
 
@@ -45,12 +47,16 @@ class Limits:
     resume_span: int = 128
     max_preemptions: int = 8
     stall_steps: int = 2
+    nearly_done: int = 4
+    host_blocks: int = 0
+    disk_blocks: int = 0
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("bypass_bound", "resume_span", "max_preemptions", "stall_steps"):
+        counts = ("bypass_bound", "resume_span", "max_preemptions", "stall_steps", "nearly_done")
+        for name in (*counts, "host_blocks", "disk_blocks"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0, not {getattr(self, name)}")
         if self.max_model_len is not None and self.max_model_len < 2:

@@ -115,6 +115,7 @@ class StepResult:
     finished: (index into `tokens`, reason) of requests that end with that token (a stop token, a stop
               string, a completed grammar). Ends by length are the scheduler's to know.
     details:  opaque per-token extras by index into `tokens` (log-probabilities); the scheduler ignores them.
+    copy_seconds: what the copies of this plan took together (seconds); 0 where nobody measured
     failed_copies: ids of the requests whose `Copy` in this plan failed; the KV it was to bring is not there.
     """
 
@@ -122,3 +123,4 @@ class StepResult:
     finished: Sequence[tuple[int, FinishReason]] = ()
     details: dict[int, object] = field(default_factory=dict)
     failed_copies: Sequence[str] = ()
+    copy_seconds: float = 0.0

@@ -23,6 +23,7 @@ from tidegate.core.queue import WaitingQueue
 from tidegate.core.request import Request
 from tidegate.core.room import Room
 from tidegate.core.running import Running, in_order, place
+from tidegate.core.swap import Swap
 from tidegate.core.view import StepView
 
 
@@ -38,6 +39,7 @@ class Planner:
         queue: WaitingQueue,
         running: Running,
         lifecycle: Lifecycle,
+        swap: Swap,
     ) -> None:
         self._policy = policy
         self._limits = limits
@@ -46,8 +48,9 @@ class Planner:
         self._queue = queue
         self._running = running
         self._lifecycle = lifecycle
+        self._swap = swap
         self._room = Room(limits, kv, running, policy.features.hold_pending)
-        self._eviction = Eviction(policy, limits, ctx, kv, queue, running, lifecycle, self._room)
+        self._eviction = Eviction(policy, limits, ctx, kv, queue, running, lifecycle, self._room, swap)
         self._backfill = Backfill(policy, limits, ctx, kv, queue, running)
         self._next_step = 0
         self._prefill_steps = 0
@@ -116,7 +119,7 @@ class Planner:
         d.prefill_left = min(d.left, self._policy.budget.tokens(view, self._ctx))
         unfinished: list[Request] = []
         if self._running.prefilling:
-            unfinished = in_order(r for r in self._running.prefilling if r not in d.paused)
+            unfinished = in_order(r for r in self._running.prefilling if r not in d.paused and not r.copying)
             unfinished.reverse()
         capped: list[Request] = []
         while d.prefill_left > 0:
@@ -150,6 +153,8 @@ class Planner:
 
         `others` are unfinished prompts that come after it; None where what is left is nobody else's.
         """
+        if r.copying:
+            return False
         taken = d.chunks.get(r, 0)
         left, remaining = taken + d.prefill_left, r.known_tokens - r.planned
         contended = others is not None and remaining > left and self._contended(r, others)
@@ -206,7 +211,7 @@ class Planner:
         running, kv = self._running, self._kv
         match = kv.nothing
         if r.in_flight:
-            return "token in flight", match
+            return ("copy in flight" if r.host else "token in flight"), match
         if r.preempted_at == d.plan.now and any(p.request_id == r.id for p in d.plan.preempted):
             return "preempted in this step", match
         partial = self._limits.partial_prefills
@@ -225,7 +230,7 @@ class Planner:
     def _admit(self, r: Request, match: Match, d: Draft) -> None:
         kv, plan, size = self._kv, d.plan, self._limits.block_size
         lease = kv.reserve(match, self._room.wanted(r) - match.blocks, r)
-        cached = match.blocks * size
+        prefix, cached = match.blocks * size, self._room.in_place(r, match)
         returning = bool(r.preemptions)
         self._queue.remove(r)
         r.rewind(cached)
@@ -235,6 +240,10 @@ class Planner:
         tokens = r.token_ids if r.token_ids is not None else ()
         plan.joined.append(Join(r.slot, r.id, r.handle, tokens, cached, r.emitted, lease.table.copy()))
         (plan.restored if returning else plan.admitted).append(r.id)
+        transfer = self._swap.into(r, prefix) if r.host else None
+        if transfer is not None:
+            d.transfers.append(transfer)
+            plan.swapped_in.append(transfer.copy)
 
     def _plan_backfill(self, d: Draft, step: StepView) -> None:
         """Requests that cannot delay the blocked head start beside what runs."""
@@ -257,7 +266,7 @@ class Planner:
     def _launch(self, d: Draft) -> None:
         """Close the plan and put it in flight. An empty one takes no number; seats given up wait for the next."""
         plan, running, kv, size = d.plan, self._running, self._kv, self._limits.block_size
-        if not d.chunks and not plan.decodes:
+        if not plan and not d.chunks:
             plan.step = -1
             return
         decodes = running.decodes
@@ -266,6 +275,7 @@ class Planner:
             step = Step(plan, decodes.members, decodes.outputs, clock, decodes.ending(clock))
         else:
             step = Step(plan, [], [], 0, [])
+        step.transfers = d.transfers
         plan.left = running.take_left()
         self._next_step += 1
         for r, tokens in d.chunks.items():

@@ -8,13 +8,14 @@ passes in, so the same object serves our engine, a foreign engine and a gateway.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple, Protocol
 
+from tidegate.core.copy_time import CopyTime
 from tidegate.core.predict import Predictor, StepTime
 from tidegate.core.request import Rejection
-from tidegate.core.view import Candidate, LoadView, Need, RequestView, StepView
+from tidegate.core.view import Candidate, HostView, LoadView, Need, RequestView, StepView
 
 
 class Key(NamedTuple):
@@ -36,11 +37,13 @@ class PolicyContext:
 
     predictor: output lengths (tokens), fed by finished requests
     step_time: seconds a step takes, for scores that are seconds
+    copy_time: seconds a KV block takes to the host or back
     """
 
     predictor: Predictor
     step_time: StepTime
     now: float = 0.0
+    copy_time: CopyTime = field(default_factory=CopyTime)
 
 
 class Order(Protocol):
@@ -106,11 +109,25 @@ class Admit(Protocol):
     def decide(self, r: RequestView, load: LoadView, ctx: PolicyContext) -> Accept | Reject: ...
 
 
+class Price(NamedTuple):
+    """What it takes to bring a victim back.
+
+    mode:    "recompute" drops the KV and computes again what the prefix cache does not hold; "swap" keeps it
+             on the host
+    seconds: until it is back, from now
+    why:     the comparison behind it, for whoever asks; empty where there was none
+    """
+
+    mode: str
+    seconds: float
+    why: str = ""
+
+
 class Restore(Protocol):
     """How one victim will get its KV back."""
 
-    def choose(self, victim: Candidate, ctx: PolicyContext) -> str:
-        """The mode by name: "recompute" drops the KV and computes it again."""
+    def price(self, victim: Candidate, host: HostView, ctx: PolicyContext) -> Price:
+        """The way to bring `victim` back, with its cost."""
         ...
 
 
@@ -121,6 +138,7 @@ class Features:
     displace:  an urgent waiting head may take the seat or the blocks of a running request of a worse class
     backfill:  requests that cannot delay a blocked head may pass it
     hold_pending: a prompt whose next prefix block is being computed by another waits for it
+    spare:     whoever is about to end, or gave way last, gives way only where nobody else can
     mixed_batches: prefill chunks and decodes share a step; without it every step is one or the other
     max_prefill_steps: without mixed batches, prefill steps in a row while decodes wait
     """
@@ -128,6 +146,7 @@ class Features:
     displace: bool = True
     backfill: bool = True
     hold_pending: bool = True
+    spare: bool = True
     mixed_batches: bool = True
     max_prefill_steps: int = 4
 

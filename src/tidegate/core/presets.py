@@ -12,9 +12,9 @@ from typing import Any
 from tidegate.core.policies.budgets import FixedBudget
 from tidegate.core.policies.doors import QueueLimit
 from tidegate.core.policies.orders import Aged, Fcfs, Priority, ShortestJob
-from tidegate.core.policies.restores import Recompute
+from tidegate.core.policies.restores import Cheaper, Recompute, SwapOut
 from tidegate.core.policies.victims import LeastWorkLost, LowestPriority, Newest
-from tidegate.core.policy import Features, Order, Policy, Victim
+from tidegate.core.policy import Features, Order, Policy, Restore, Victim
 from tidegate.errors import ConfigError
 
 
@@ -28,7 +28,8 @@ class Composition:
     max_chunk: tokens of one chunk at most; None is no cap
     max_waiting: requests that may wait; None is no end
     victim: "least-work", "lowest-priority" or "newest"
-    displace, backfill, hold_pending, mixed_batches, max_prefill_steps: see `Features`
+    restore: how a victim comes back: "auto" (whichever is cheaper), "swap" or "recompute"
+    displace, backfill, hold_pending, spare, mixed_batches, max_prefill_steps: see `Features`
     """
 
     aging_window: float | None = None
@@ -37,9 +38,11 @@ class Composition:
     max_chunk: int | None = None
     max_waiting: int | None = None
     victim: str = "lowest-priority"
+    restore: str = "auto"
     displace: bool = True
     backfill: bool = True
     hold_pending: bool = True
+    spare: bool = True
     mixed_batches: bool = True
     max_prefill_steps: int = 4
 
@@ -60,7 +63,11 @@ VICTIMS: Mapping[str, Callable[[], Victim]] = {
     "newest": Newest,
 }
 
-_PLAIN = Composition(share=1.0, victim="newest", displace=False, backfill=False, hold_pending=False)
+RESTORES: Mapping[str, Callable[[], Restore]] = {"auto": Cheaper, "recompute": Recompute, "swap": SwapOut}
+
+_PLAIN = Composition(
+    share=1.0, victim="newest", restore="recompute", displace=False, backfill=False, hold_pending=False, spare=False
+)
 
 PRESETS: Mapping[str, Preset] = {
     "fcfs": Preset("first come, first served", Fcfs),
@@ -98,6 +105,8 @@ def build_policy(name: str, params: Mapping[str, Any] | None = None) -> Policy:
     c = Composition(**{**values, **(params or {})})
     if c.victim not in VICTIMS:
         raise ConfigError(f"unknown victim {c.victim!r}; known are {', '.join(VICTIMS)}")
+    if c.restore not in RESTORES:
+        raise ConfigError(f"unknown restore {c.restore!r}; known are {', '.join(RESTORES)}")
     _check(c)
     order = preset.order()
     if c.aging_window is not None:
@@ -108,8 +117,8 @@ def build_policy(name: str, params: Mapping[str, Any] | None = None) -> Policy:
         victim=VICTIMS[c.victim](),
         budget=FixedBudget(c.share, c.max_chunk),
         admit=QueueLimit(c.max_waiting),
-        restore=Recompute(),
-        features=Features(c.displace, c.backfill, c.hold_pending, c.mixed_batches, c.max_prefill_steps),
+        restore=RESTORES[c.restore](),
+        features=Features(**{f.name: getattr(c, f.name) for f in fields(Features)}),
     )
 
 

@@ -75,6 +75,9 @@ class Request:
     before it still runs. While a request decodes they are *derived* from its decode set's clock, so
     that a steady decode costs nothing to count:
 
+    While it is swapped out, its first `host_tokens` KV tokens lie in the `host` blocks; `copying` says that
+    they are on their way back.
+
     planned:  KV tokens whose computation is planned or done
     computed: KV tokens computed by applied steps
     sampled:  outputs planned or done
@@ -92,12 +95,15 @@ class Request:
         "cache_salt",
         "cached_tokens",
         "clip",
+        "copying",
         "decode_set",
         "finish_reason",
         "first_token_at",
         "footprint",
         "gaps",
         "handle",
+        "host",
+        "host_tokens",
         "id",
         "in_flight",
         "joined_clock",
@@ -120,6 +126,7 @@ class Request:
         "slo_class",
         "slot",
         "status",
+        "swapped_blocks",
         "target",
         "tenant",
         "tier",
@@ -182,8 +189,13 @@ class Request:
         self._sampled = 0
         self._emitted = 0
 
+        self.host: list[int] = []
+        self.host_tokens = 0
+        self.copying = False
+
         self.preemptions = 0
         self.lost = 0
+        self.swapped_blocks = 0
         self.recomputed_tokens = 0
         self.cached_tokens = 0
         self.admitted_at: float | None = None

@@ -31,10 +31,14 @@ class Room:
         hashes = hashes_of(r, self._kv)
         limit = min(len(hashes), (r.known_tokens - 1) // self._limits.block_size)
         match = self._kv.match(hashes, limit) if limit else self._kv.nothing
-        if not self._hold_pending:
+        if not self._hold_pending or r.host:
             return match, False
         lease = self._kv.awaited(hashes, match, limit)
         return match, lease is not None and self._worth_waiting(r, lease.owner)
+
+    def in_place(self, r: Request, match: Match) -> int:
+        """KV tokens of `r` that need no computing if it starts from `match`: cached ones, or those on the host."""
+        return max(match.blocks * self._limits.block_size, r.host_tokens)
 
     @staticmethod
     def _worth_waiting(r: Request, owner: object) -> bool:

@@ -22,6 +22,7 @@ from tidegate.core.predict import HistoryPredictor, StepTime
 from tidegate.core.queue import WaitingQueue
 from tidegate.core.request import FinishReason, Rejection, Request, Status
 from tidegate.core.running import Running, hashes_of
+from tidegate.core.swap import Swap
 from tidegate.core.view import LoadView
 from tidegate.errors import RequestRefused
 
@@ -50,8 +51,11 @@ class Scheduler:
         self.kv = KvCache(limits.num_blocks, limits.block_size, limits.prefix_caching)
         self.running = Running(self.kv, limits)
         self.waiting = WaitingQueue(self._key)
-        self._lifecycle = Lifecycle(self.waiting, self.running, self.ctx)
-        self._planner = Planner(policy, limits, self.ctx, self.kv, self.waiting, self.running, self._lifecycle)
+        self.swap = Swap(limits.host_blocks, limits.disk_blocks, limits.block_size, self.ctx.copy_time)
+        self._lifecycle = Lifecycle(self.waiting, self.running, self.swap, self.ctx)
+        self._planner = Planner(
+            policy, limits, self.ctx, self.kv, self.waiting, self.running, self._lifecycle, self.swap
+        )
         self._parked: list[tuple[float, int, Request]] = []
         self._num_parked = 0
         self._arrivals = count()

@@ -75,10 +75,36 @@ class Need(NamedTuple):
 class Candidate(NamedTuple):
     """A running request that may give way.
 
-    blocks: blocks that come free if it goes (its own growth in this step included)
-    lost:   computed KV tokens that would have to be computed again
+    blocks:  blocks that come free if it goes (its own growth in this step included)
+    lost:    computed KV tokens that would have to be computed again
+    held:    blocks that hold computed KV of it, which a swap would copy
+    seconds: what the cheaper way to bring it back takes; policies of restoring fill it in
     """
 
     request: RequestView
     blocks: int
     lost: int
+    held: int = 0
+    seconds: float = 0.0
+
+
+class HostView(NamedTuple):
+    """The host's KV pool, as a `Restore` sees it: free blocks of its tiers, seconds of the copies that are planned
+    and not done, and seconds a block takes one way."""
+
+    free_memory: int
+    free_disk: int
+    queued: float
+    memory_seconds: float
+    disk_seconds: float
+
+    def round_trip(self, blocks: int) -> float | None:
+        """Seconds until `blocks` blocks are out and in again, those before them in the queue included.
+
+        None where no tier has room for them.
+        """
+        if blocks <= self.free_memory:
+            return self.queued + 2 * blocks * self.memory_seconds
+        if blocks <= self.free_disk:
+            return self.queued + 2 * blocks * self.disk_seconds
+        return None

@@ -16,8 +16,9 @@ from typing import Any
 
 import yaml
 
+from tidegate.config import PredictorConfig, resolve
 from tidegate.core.slo import NO_SLO, Slo
-from tidegate.errors import InputError
+from tidegate.errors import ConfigError, InputError
 from tidegate.executors.scripted import StepFormula
 
 TOP_KEYS = ("id", "title", "group", "cfg", "reqs", "expect", "facts", "essence", "seen_in", "mended", "FCFS-stock")
@@ -94,7 +95,7 @@ class ScenarioConfig:
     policy: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
     limits: Mapping[str, Any] = field(default_factory=dict)
-    predictor: str = "history"
+    predictor: PredictorConfig = field(default_factory=PredictorConfig)
     history: tuple[tuple[int, int], ...] = ()
     step_ms: StepFormula | None = None
     resident: Mapping[str, int] = field(default_factory=dict)
@@ -241,11 +242,19 @@ def _config(raw: Mapping[str, Any], families: Sequence[Mapping[str, Any]]) -> Sc
         mixed_batches=_flag(raw, "mixed_batches", True),
         policy=str(raw["policy"]) if "policy" in raw else None,
         params=dict(_mapping(raw, "params")),
-        predictor=_one_of(raw, "predictor", ("history", "oracle"), "history"),
+        predictor=_predictor(raw["predictor"]) if "predictor" in raw else PredictorConfig(),
         history=tuple(_history(raw.get("history") or ())),
         step_ms=StepFormula(str(formula)) if formula is not None else None,
         resident=_resident(_mapping(raw, "cached"), families, block),
     )
+
+
+def _predictor(raw: Any) -> PredictorConfig:
+    """A kind alone, or a mapping with the options of a configuration's `[predictor]`."""
+    try:
+        return resolve({"predictor": {"kind": raw} if isinstance(raw, str) else raw}).predictor
+    except ConfigError as error:
+        raise InputError(f"cfg: {error}") from None
 
 
 def _limits(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,12 +17,13 @@ from tidegate.core.events import Admitted, Arrived, Emitted, Event, Finished, Pr
 from tidegate.core.limits import Limits
 from tidegate.core.plan import StepPlan
 from tidegate.core.policy import Policy, PolicyContext
-from tidegate.core.predict import HistoryPredictor, OraclePredictor, Predictor, StepTime
+from tidegate.core.predict import OraclePredictor, Predictor, StepTime
 from tidegate.core.presets import DEFAULT_POLICY, PRESETS, Composition, build_policy
 from tidegate.core.request import Request
 from tidegate.core.scheduler import Scheduler
 from tidegate.errors import InputError, RequestRefused
 from tidegate.executors.scripted import Script, ScriptedExecutor
+from tidegate.predictors.choice import build_predictor
 from tidegate.simulate.scenario import LIMIT_KEYS, Scenario, ScenarioConfig, ScenarioRequest, nearest
 
 STUCK_AFTER = 3
@@ -176,10 +177,8 @@ def _limits(config: ScenarioConfig, policy: str) -> Limits:
 
 
 def _predictor(config: ScenarioConfig) -> Predictor:
-    """The truth, or a history that begins with the scenario's."""
-    if config.predictor == "oracle":
-        return OraclePredictor()
-    predictor = HistoryPredictor()
+    """The predictor that the scenario asks for, fed with the history that it brings."""
+    predictor = build_predictor(config.predictor)
     for prompt, outputs in config.history:
         predictor.observe(Request("history", prompt_tokens=prompt, max_tokens=outputs), outputs)
     return predictor

@@ -29,10 +29,10 @@ class Newest:
 
 @dataclass(frozen=True, slots=True)
 class LeastWorkLost:
-    """Of the smallest sets that cover the shortage, one that throws the fewest computed tokens away."""
+    """Of the smallest sets that cover the shortage, the one that is brought back in the fewest seconds."""
 
     def choose(self, candidates: Sequence[Candidate], need: Need, ctx: PolicyContext) -> Sequence[Candidate]:
-        return smallest_set(candidates, need, cost=lambda c: c.lost)
+        return smallest_set(candidates, need, cost=lambda c: c.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class LowestPriority:
         for tier in sorted({c.request.tier for c in candidates}, reverse=True):
             own = [c for c in candidates if c.request.tier == tier]
             rest = Need(need.blocks - sum(c.blocks for c in given), need.seats - len(given))
-            chosen = smallest_set(own, rest, cost=lambda c: c.lost)
+            chosen = smallest_set(own, rest, cost=lambda c: c.seconds)
             if chosen:
                 return needed([*given, *chosen], need)
             given += own
@@ -57,9 +57,9 @@ def covers(chosen: Sequence[Candidate], need: Need) -> bool:
 
 
 def needed(chosen: Sequence[Candidate], need: Need) -> list[Candidate]:
-    """`chosen` without those that the others cover for, those that lose the most let off first."""
+    """`chosen` without those that the others cover for, the dearest let off first."""
     kept = list(chosen)
-    for c in sorted(chosen, key=lambda c: c.lost, reverse=True):
+    for c in sorted(chosen, key=lambda c: c.seconds, reverse=True):
         rest = [k for k in kept if k is not c]
         if covers(rest, need):
             kept = rest
