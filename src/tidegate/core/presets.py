@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from tidegate.core.policies.budgets import FixedBudget
 from tidegate.core.policies.doors import QueueLimit
 from tidegate.core.policies.orders import Aged, Fcfs, Priority, ShortestJob
 from tidegate.core.policies.restores import Cheaper, Recompute, SwapOut
-from tidegate.core.policies.victims import LeastWorkLost, LowestPriority, Newest
+from tidegate.core.policies.victims import LeastWorkLost, LowestPriority, MostHeadroom, Newest
 from tidegate.core.policy import Features, Order, Policy, Restore, Victim
 from tidegate.errors import ConfigError
 
@@ -27,7 +28,7 @@ class Composition:
     share: what one long prompt gets of a step's prefill tokens while others wait, 0 to 1
     max_chunk: tokens of one chunk at most; None is no cap
     max_waiting: requests that may wait; None is no end
-    victim: "least-work", "lowest-priority" or "newest"
+    victim: "least-work", "lowest-priority", "most-headroom", "newest", or "priority-headroom"
     restore: how a victim comes back: "auto" (whichever is cheaper), "swap" or "recompute"
     displace, backfill, hold_pending, spare, mixed_batches, max_prefill_steps: see `Features`
     """
@@ -60,7 +61,9 @@ class Preset:
 VICTIMS: Mapping[str, Callable[[], Victim]] = {
     "least-work": LeastWorkLost,
     "lowest-priority": LowestPriority,
+    "most-headroom": MostHeadroom,
     "newest": Newest,
+    "priority-headroom": partial(MostHeadroom, tiers=True),
 }
 
 RESTORES: Mapping[str, Callable[[], Restore]] = {"auto": Cheaper, "recompute": Recompute, "swap": SwapOut}
