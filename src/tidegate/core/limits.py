@@ -29,6 +29,7 @@ class Limits:
     resume_span: outputs of growth that must be covered before a preempted request returns
     max_preemptions: after so many, a request returns only with its whole footprint, and is never a victim again
     stall_steps: a decode that lacks a block waits for an end that is known to come within so many steps
+    host_blocks, disk_blocks: blocks to which KV can be swapped, in host memory and in a file; 0 is none
     """
 
     num_blocks: int
@@ -45,12 +46,14 @@ class Limits:
     resume_span: int = 128
     max_preemptions: int = 8
     stall_steps: int = 2
+    host_blocks: int = 0
+    disk_blocks: int = 0
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("bypass_bound", "resume_span", "max_preemptions", "stall_steps"):
+        for name in ("bypass_bound", "resume_span", "max_preemptions", "stall_steps", "host_blocks", "disk_blocks"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0, not {getattr(self, name)}")
         if self.max_model_len is not None and self.max_model_len < 2:
