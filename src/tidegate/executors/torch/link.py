@@ -70,8 +70,8 @@ class Link(Protocol):
 class CpuLink:
     """Device blocks are memory as well: each is copied by one strided assignment, done when it returns.
 
-    Per block and not as a whole list, because index_select and index_copy_ go through a second copy that is
-    allocated anew: 0.3 GB/s on two cores where this reaches 4.5, and a memcpy 4.8 (bench/swap_bandwidth.py).
+    Per block and not the whole list at once: index_select and index_copy_ over the list go through a second copy
+    that is allocated anew, and were measured at a tenth of this on two cores (bench/swap_bandwidth.py times this).
     """
 
     def __init__(self, data: torch.Tensor) -> None:
