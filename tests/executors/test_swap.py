@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -27,6 +28,7 @@ from tidegate.errors import ConfigError
 from tidegate.executors.torch import swap
 from tidegate.executors.torch.executor import TorchExecutor
 from tidegate.executors.torch.kvcache import KvShape, PagedKv
+from tidegate.executors.torch.link import CudaLink, allocate
 from tidegate.executors.torch.model import LoadedModel
 from tidegate.executors.torch.swap import HostPool
 from tidegate.executors.torch.swapfile import SwapFile
@@ -186,6 +188,65 @@ def test_a_bfloat16_pool_is_copied_as_well() -> None:
     assert copy_in(pool, Copy("a", [3, 2], [1, 2])) == []
     assert torch.equal(kv.data[:, :, [3, 2]], kv.data[:, :, [0, 1]])
     pool.close()
+
+
+class Device:
+    """Stands in for torch.cuda: everything runs at once, and `told` is the order of what would order it."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.told: list[str] = []
+        self.made = 0
+        patch.setattr(torch.cuda, "Stream", lambda _device: self)
+        patch.setattr(torch.cuda, "Event", self.event)
+        patch.setattr(torch.cuda, "stream", lambda _stream: contextlib.nullcontext())
+        patch.setattr(torch.cuda, "current_stream", lambda _device: self)
+
+    def event(self, enable_timing: bool = False) -> Event:
+        self.made += 1
+        return Event(self, ("began", "ended", "gathered")[self.made - 1])
+
+    def wait_stream(self, _stream: object) -> None:
+        self.told.append("copies wait for compute")
+
+    def wait_event(self, event: Event) -> None:
+        self.told.append(f"compute waits for {event.name}")
+
+    def synchronize(self) -> None:
+        self.told.append("host waits")
+
+
+class Event:
+    def __init__(self, device: Device, name: str) -> None:
+        self.device, self.name = device, name
+
+    def record(self, _stream: object) -> None:
+        self.device.told.append(self.name)
+
+    def synchronize(self) -> None:
+        self.device.told.append(f"host waits for {self.name}")
+
+    def elapsed_time(self, _other: Event) -> float:
+        return 250.0
+
+
+@pytest.mark.parametrize("piece", [1, 2, 100])
+def test_the_way_to_a_gpu_moves_the_right_blocks(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Indices, shapes, and what is told to wait for what; that a device then does so is tested nowhere."""
+    device = Device(monkeypatch)
+    monkeypatch.setattr(CudaLink, "PIECE_BYTES", piece * SHAPE.block_bytes)
+    data = torch.randn(SHAPE.layers, 2, 6, 4, 2, 4)
+    before = data.clone()
+    link, memory = CudaLink(data), allocate(5, data)
+    link.start()
+    link.out([4, 0, 2], [3, 1, 4], memory)
+    assert device.told[:2] == ["copies wait for compute", "began"]
+    assert device.told[2:] == ["gathered"] * -(-3 // piece) + ["compute waits for gathered"]
+    data[:, :, [0, 2, 4]] = 7.0
+    link.back([1, 5, 3], [3, 1, 4], memory)
+    assert link.finish() == 0.25
+    assert device.told[-2:] == ["ended", "host waits for ended"]
+    assert torch.equal(data[:, :, [1, 5, 3]], before[:, :, [4, 0, 2]])
+    assert (data[:, :, [0, 2, 4]] == 7.0).all()
 
 
 def test_a_full_disk_fails_one_copy_and_no_other(
