@@ -74,10 +74,6 @@ Size = Annotated[Count, BeforeValidator(_bytes)]
 Promise = Annotated[Seconds | None, BeforeValidator(_no_promise)]
 
 
-PER_ENGINE = ("num_blocks", "max_model_len", "host_blocks", "disk_blocks")
-"""Limits that depend on the model and the machine: whoever starts an engine works them out."""
-
-
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """`[scheduler]`. What is named as in core.limits.Limits means what it means there.
@@ -86,6 +82,11 @@ class SchedulerConfig:
                     some of the options below
     num_blocks:     KV blocks; or
     kv_memory:      bytes for KV ("512MiB"); with neither whoever starts the engine chooses
+    host_blocks:    KV blocks of host memory to swap to; or
+    host_kv_memory: bytes for them; with neither there are none
+    disk_blocks:    KV blocks of a file beyond those; or
+    disk_kv_memory: bytes for them; with neither there are none
+    disk_kv_path:   the directory of that file; the system's for temporary files where absent
     max_model_len:  a lower limit than the model's own, tokens
     max_waiting:    requests that may wait before new ones are refused with 429
     pipeline_depth: 2 plans a step while the one before it runs
@@ -96,6 +97,11 @@ class SchedulerConfig:
     policy: Name = DEFAULT_POLICY
     num_blocks: Count | None = None
     kv_memory: Size | None = None
+    host_blocks: Count | None = None
+    host_kv_memory: Size | None = None
+    disk_blocks: Count | None = None
+    disk_kv_memory: Size | None = None
+    disk_kv_path: Name | None = None
     block_size: Count = 16
     max_num_seqs: Count = 64
     max_num_batched_tokens: Count = 2048
@@ -282,13 +288,15 @@ class Config:
             for name, c in self.classes.items()
         }
 
-    def limits(self, num_blocks: int, max_model_len: int | None) -> Limits:
-        """The scheduler's limits over a pool of `num_blocks` and a model of `max_model_len` tokens."""
+    def limits(self, num_blocks: int, max_model_len: int | None, host_blocks: int = 0, disk_blocks: int = 0) -> Limits:
+        """The scheduler's limits over an executor's pools and a model of `max_model_len` tokens."""
         s = self.scheduler
-        shared = {f.name: getattr(s, f.name) for f in fields(Limits) if f.name not in PER_ENGINE}
+        pools = {"num_blocks": num_blocks, "host_blocks": host_blocks, "disk_blocks": disk_blocks}
+        known = (*pools, "max_model_len")
+        shared: dict[str, Any] = {f.name: getattr(s, f.name) for f in fields(Limits) if f.name not in known}
         lengths = [n for n in (max_model_len, s.max_model_len) if n is not None]
         try:
-            return Limits(num_blocks=num_blocks, max_model_len=min(lengths, default=None), **shared)
+            return Limits(max_model_len=min(lengths, default=None), **shared | pools)
         except ConfigError as e:
             raise ConfigError(f"scheduler.{e}") from e
 
@@ -397,8 +405,7 @@ def _over_default_classes(raw: Any) -> Any:
 
 def _check_references(config: Config) -> None:
     """Everything that names a class names one there is, and no option contradicts another."""
-    if config.scheduler.num_blocks is not None and config.scheduler.kv_memory is not None:
-        raise ConfigError("scheduler.num_blocks and scheduler.kv_memory both size the KV pool; give one of them")
+    _check_pools(config.scheduler)
     if "" in config.classes:
         raise ConfigError('classes."": a class needs a name')
     named: dict[str, tuple[str, ...]] = {"server.default_class": (config.server.default_class,)}
@@ -411,6 +418,16 @@ def _check_references(config: Config) -> None:
     keys = [k.key for k in config.server.api_keys]
     if len(set(keys)) < len(keys):
         raise ConfigError("server.api_keys: the same key stands there twice")
+
+
+def _check_pools(s: SchedulerConfig) -> None:
+    """Every pool is sized once, and the file's directory is given only for a file."""
+    sizes = (("num_blocks", "kv_memory", "KV pool"), ("host_blocks", "host_kv_memory", "host pool"))
+    for blocks, size, pool in (*sizes, ("disk_blocks", "disk_kv_memory", "file of swapped KV")):
+        if getattr(s, blocks) is not None and getattr(s, size) is not None:
+            raise ConfigError(f"scheduler.{blocks} and scheduler.{size} both size the {pool}; give one of them")
+    if s.disk_kv_path is not None and s.disk_blocks is None and s.disk_kv_memory is None:
+        raise ConfigError("scheduler.disk_kv_path does nothing without scheduler.disk_kv_memory (or disk_blocks)")
 
 
 def _check_policies(config: Config) -> None:

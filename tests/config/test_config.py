@@ -69,6 +69,9 @@ def test_a_config_is_frozen_and_its_source_untouched() -> None:
         ({"scheduler": {"pipeline_depth": 3}}, "scheduler.pipeline_depth must be 1 or 2, not 3"),
         ({"scheduler": {"kv_memory": "1GB"}}, "scheduler.kv_memory must be a number of bytes or a size such as"),
         ({"scheduler": {"kv_memory": 1, "num_blocks": 1}}, "scheduler.num_blocks and scheduler.kv_memory both"),
+        ({"scheduler": {"host_blocks": 1, "host_kv_memory": 1}}, "scheduler.host_blocks and scheduler.host_kv_memory"),
+        ({"scheduler": {"disk_blocks": 1, "disk_kv_memory": 1}}, "scheduler.disk_blocks and scheduler.disk_kv_memory"),
+        ({"scheduler": {"disk_kv_path": "here"}}, "scheduler.disk_kv_path does nothing without scheduler.disk_kv_mem"),
         ({"scheduler": {"policy": "sarati"}}, "scheduler.policy: unknown policy 'sarati'; did you mean sarathi?"),
         ({"scheduler": 3}, "scheduler must be a table, not 3"),
         ({"policy": {"fcf": {}}}, "policy.fcf: unknown policy; did you mean fcfs?"),
@@ -149,6 +152,13 @@ def test_a_preset_brings_its_limits_and_the_file_wins() -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_policy_can_be_configured(name: str) -> None:
     assert resolve({"scheduler": {"policy": name}}).build_policy().name == name
+
+
+def test_the_scheduler_is_told_the_sizes_that_the_executor_made() -> None:
+    limits = resolve({"scheduler": {"host_kv_memory": "1GiB"}}).limits(10, None, host_blocks=7, disk_blocks=3)
+    assert (limits.num_blocks, limits.host_blocks, limits.disk_blocks) == (10, 7, 3)
+    with pytest.raises(ConfigError, match="host_blocks must be at least 0, not -1"):
+        Limits(num_blocks=1, host_blocks=-1)
 
 
 def test_a_shorter_length_wins() -> None:
@@ -239,7 +249,10 @@ OTHER: dict[str, dict[str, Any]] = {
 
 # Options that the code which starts a server reads as they are.
 READ_AS_THEY_ARE = {
-    "scheduler": {"num_blocks", "kv_memory", "pipeline_depth"},
+    "scheduler": {
+        *("num_blocks", "kv_memory", "pipeline_depth", "host_blocks", "host_kv_memory"),
+        *("disk_blocks", "disk_kv_memory", "disk_kv_path"),
+    },
     "server": {f.name for f in fields(ServerConfig)},
     "model": {f.name for f in fields(ModelConfig)},
     "predictor": {f.name for f in fields(PredictorConfig)},

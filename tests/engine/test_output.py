@@ -107,3 +107,10 @@ def test_a_slot_that_changed_hands_feeds_its_new_holder() -> None:
         StepResult(ids_of("b")),
     )
     assert (old.take().text, new.take().text) == ("a", "b")
+
+
+def test_what_was_said_of_copies_reaches_the_scheduler() -> None:
+    processor = OutputProcessor(1)
+    plan = StepPlan(0, 0.0, chunks=[Chunk(0, 0, 1, False)], joined=[Join(0, "a", state_for(), [1, 2], 0, 0, [0])])
+    result = processor.process(plan, StepResult([], failed_copies=["b"], copy_seconds=0.5))
+    assert (result.failed_copies, result.copy_seconds) == (["b"], 0.5)

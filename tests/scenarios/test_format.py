@@ -51,7 +51,13 @@ MISTAKES = {
     "unknown key": (SMALL + "reqst: []", "did you mean 'reqs'"),
     "unknown cfg": (SMALL.replace("budget:", "budgit: 3, budget:"), "unknown cfg key 'budgit'; did you mean 'budget'"),
     "unknown request key": (SMALL.replace("prio:", "proi: 3, prio:"), "A: request key 'proi'; did you mean 'prio'"),
-    "later mechanism": (SMALL.replace("kv: 16", "kv: 16, host_blocks: 4"), "'host_blocks' needs swap"),
+    "later mechanism": (SMALL.replace("kv: 16", "kv: 16, max_loras: 4"), "'max_loras' needs adapter slots"),
+    "unknown cost": (SMALL.replace("kv: 16", "kv: 16, cost: {copy_us: 4}"), "did you mean 'copy_block_us'"),
+    "copies for nothing": (SMALL.replace("kv: 16", "kv: 16, cost: {copy_block_us: 4}"), "without cfg.host_blocks"),
+    "copies of no length": (
+        SMALL.replace("kv: 16", "kv: 16, host_blocks: 4, cost: {copy_block_us: 0}"),
+        "cfg.cost.copy_block_us is microseconds above 0, not 0",
+    ),
     "later headroom": (SMALL.replace("kv: 16", "kv: 16, headroom: quantile"), "needs quantile head-room"),
     "unknown headroom": (SMALL.replace("kv: 16", "kv: 16, headroom: watermerk"), "did you mean 'watermark'"),
     "prose": ("id: S43\nload: 20 req/s for 600 s\ncfg: {kv: 1}", "describes its arrivals in words"),
@@ -180,7 +186,7 @@ def test_a_file_that_cannot_be_run_stops_no_other(tmp_path, monkeypatch, capsys)
     texts = {
         "good": SMALL,
         "deep": "id: " + "[" * 5000 + "]" * 5000,
-        "swaps": SMALL.replace("cfg: {", "cfg: {host_blocks: 5, "),
+        "adapters": SMALL.replace("cfg: {", "cfg: {max_loras: 5, "),
         "good too": SMALL,
     }
     for name, text in texts.items():
@@ -192,10 +198,10 @@ def test_a_file_that_cannot_be_run_stops_no_other(tmp_path, monkeypatch, capsys)
     out, err = capsys.readouterr()
     assert leave.value.code == 2
     assert [json.loads(line)["scenario"] for line in out.splitlines()] == ["T1", "T1"]
-    deep, swaps = err.splitlines()
+    deep, adapters = err.splitlines()
     assert deep == "tidegate: deep.yaml is nested too deeply"
-    assert swaps.startswith("tidegate: T1: ")
-    assert "host_blocks" in swaps
+    assert adapters.startswith("tidegate: T1: ")
+    assert "max_loras" in adapters
 
 
 def test_the_table_is_bounded_and_tells_the_ends(command):

@@ -95,7 +95,8 @@ def _serve(config: Config) -> None:
     with bind(config.server.host, config.server.port) as sock:
         logs = _logs(config)
         executor = _executor(config)
-        limits = config.limits(executor.num_blocks, executor.max_model_len)
+        pools = (executor.host_blocks, executor.disk_blocks)
+        limits = config.limits(executor.num_blocks, executor.max_model_len, *pools)
         context = PolicyContext(OraclePredictor(), StepTime())
         scheduler = Scheduler(config.build_policy(), limits, context)
         engine = Engine(scheduler, executor, depth=config.scheduler.pipeline_depth)
@@ -152,6 +153,11 @@ def _executor(config: Config) -> TorchExecutor:
         max_num_seqs=wanted.max_num_seqs,
         max_model_len=wanted.max_model_len,
         threads=threads,
+        host_blocks=wanted.host_blocks or 0,
+        host_kv_bytes=wanted.host_kv_memory,
+        disk_blocks=wanted.disk_blocks or 0,
+        disk_kv_bytes=wanted.disk_kv_memory,
+        disk_path=Path(wanted.disk_kv_path) if wanted.disk_kv_path is not None else None,
     )
 
 

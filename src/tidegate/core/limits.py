@@ -29,8 +29,8 @@ class Limits:
     resume_span: outputs of growth that must be covered before a preempted request returns
     max_preemptions: after so many, a request returns only with its whole footprint, and is never a victim again
     nearly_done: a request with at most so many outputs to come is not evicted while others can be
-    host_blocks, disk_blocks: KV blocks that victims may keep in the host's memory, and in its second tier
     stall_steps: a decode that lacks a block waits for an end that is known to come within so many steps
+    host_blocks, disk_blocks: blocks to which KV can be swapped, in host memory and in a file; 0 is none
     """
 
     num_blocks: int

@@ -23,7 +23,8 @@ class Join(NamedTuple):
     handle:  opaque; whoever added the request owns its meaning (sampling state).
     tokens:  every token id known now, prompt first, then the outputs emitted so far; empty where the
              host keeps no token ids. The list belongs to the scheduler: read it, never change it.
-    cached:  KV tokens of it that lie computed in `blocks` already (whole blocks).
+    cached:  KV tokens of it that lie computed in `blocks` already (whole blocks), or will once the
+             `swapped_in` copies of this plan are done (then any number).
     outputs: how many of `tokens` are outputs; the next sampled token has this index.
     blocks:  block ids in order; block `i` holds KV positions `i*block_size ..`.
     """
@@ -115,8 +116,9 @@ class StepResult:
     finished: (index into `tokens`, reason) of requests that end with that token (a stop token, a stop
               string, a completed grammar). Ends by length are the scheduler's to know.
     details:  opaque per-token extras by index into `tokens` (log-probabilities); the scheduler ignores them.
-    copy_seconds: what the copies of this plan took together (seconds); 0 where nobody measured
     failed_copies: ids of the requests whose `Copy` in this plan failed; the KV it was to bring is not there.
+    copy_seconds: seconds that this plan's copies took, those included that ran beside its compute; 0 where nobody
+        measured.
     """
 
     tokens: Sequence[int]

@@ -139,4 +139,5 @@ class OutputProcessor:
                 ends.setdefault(index, FinishReason.STOP)
             elif index in ends:
                 state.ended = True
-        return StepResult(result.tokens, tuple(ends.items()), result.details)
+        ended = tuple(ends.items())
+        return StepResult(result.tokens, ended, result.details, result.failed_copies, result.copy_seconds)

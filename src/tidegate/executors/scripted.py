@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from tidegate.core.plan import Join, StepPlan, StepResult
+from tidegate.core.plan import Copy, Join, StepPlan, StepResult
 from tidegate.core.request import FinishReason
 from tidegate.errors import InputError, TidegateError
+from tidegate.executors.scripted_host import HostBlocks, Saved
 
 PAST_THE_STOP = -1
 """Token id of a decode that was planned before its stop token was known; the scheduler drops it."""
@@ -43,7 +44,11 @@ class Script:
 
 @dataclass(slots=True)
 class _Slot:
-    """What an executor knows of one slot. Sizes are tokens."""
+    """What an executor knows of one slot. Sizes are tokens.
+
+    restored_in: the step that swapped it in, if one did
+    lost:        that failed: the KV it joined with is not there
+    """
 
     request_id: str
     script: Script
@@ -54,6 +59,8 @@ class _Slot:
     known: Sequence[int] = ()
     content: list[int] = field(default_factory=list)
     chains: list[int] = field(default_factory=list)
+    restored_in: int | None = None
+    lost: bool = False
 
 
 class ScriptedExecutor:
@@ -62,7 +69,10 @@ class ScriptedExecutor:
     Plans are applied in the order of submission and need no result of an earlier plan, so it serves
     at any pipeline depth; `depth` says how many decodes may run past a stop token before that counts
     as an error (depth - 1). Blocks hold the token ids that were written to them where plans carry
-    ids, so that a prefix hit on blocks of another content is caught.
+    ids, so that a prefix hit on blocks of another content is caught, and likewise what is swapped in.
+
+    host_blocks, disk_blocks: as in `engine.executor.Executor`.
+    fail_copies: whose copies fail: ids of requests, or a function of a copy and whether it goes out.
     """
 
     def __init__(
@@ -73,12 +83,19 @@ class ScriptedExecutor:
         max_num_seqs: int,
         max_model_len: int = 1 << 30,
         depth: int = 1,
+        host_blocks: int = 0,
+        disk_blocks: int = 0,
+        fail_copies: Collection[str] | Callable[[Copy, bool], bool] = (),
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
         self.depth = depth
+        self.host_blocks = host_blocks
+        self.disk_blocks = disk_blocks
+        self.fail_copies = fail_copies
+        self._host = HostBlocks(host_blocks + disk_blocks)
         self._last_step: int | None = None
         self._slots: dict[int, _Slot] = {}
         self._holders = [0] * num_blocks
@@ -107,10 +124,11 @@ class ScriptedExecutor:
         if self._last_step is not None and plan.step != self._last_step + 1:
             raise PlanError(f"step {plan.step} was submitted after step {self._last_step}")
         self._last_step = plan.step
-        for slot in plan.left:
-            self._leave(plan, slot)
+        gone = [self._leave(plan, slot) for slot in plan.left]
+        failed = self._swap_out(plan, gone)
         for join in plan.joined:
             self._join(plan, join)
+        failed += self._swap_in(plan)
         for slot, block in plan.growth:
             self._grow(plan, slot, block)
         busy = plan.decodes + [chunk.slot for chunk in plan.chunks]
@@ -126,14 +144,15 @@ class ScriptedExecutor:
             self._prefill(plan, chunk.slot, chunk.start, chunk.length, chunk.emits)
             if chunk.emits:
                 self._sample(plan, chunk.slot, tokens, finished)
-        return StepResult(tokens, finished)
+        return StepResult(tokens, finished, failed_copies=failed)
 
-    def _leave(self, plan: StepPlan, slot: int) -> None:
+    def _leave(self, plan: StepPlan, slot: int) -> _Slot:
         state = self._slots.pop(slot, None)
         if state is None:
             raise self._breach(plan, slot, "left, but nobody holds it")
         for block in state.blocks:
             self._holders[block] -= 1
+        return state
 
     def _join(self, plan: StepPlan, join: Join) -> None:
         if not 0 <= join.slot < self.max_num_seqs:
@@ -149,21 +168,122 @@ class ScriptedExecutor:
         self._slots[join.slot] = state
         for block in state.blocks:
             self._hold(plan, join.slot, block)
-        self._take_cached(plan, join.slot, state)
+        if all(copy.request_id != join.request_id for copy in plan.swapped_in):
+            self._take_cached(plan, join.slot, state)
 
     def _hold(self, plan: StepPlan, slot: int, block: int) -> None:
         if not 0 <= block < self.num_blocks:
             raise self._breach(plan, slot, f"got block {block}; there are {self.num_blocks}")
         self._holders[block] += 1
 
-    def _take_cached(self, plan: StepPlan, slot: int, state: _Slot) -> None:
-        """Check that the blocks of a prefix hit are full and hold this prompt; the rest starts afresh."""
+    def _swap_out(self, plan: StepPlan, gone: Sequence[_Slot]) -> list[str]:
+        """Copy blocks of requests that leave in this step to the host; returns the ids of those that fail."""
+        failed = []
+        left = {state.request_id: state for state in gone}
+        written: set[int] = set()
+        for copy in plan.swapped_out:
+            state = left.pop(copy.request_id, None)
+            if state is None:
+                raise _bad_copy(plan, copy, "is swapped out, but did not leave a slot in this step")
+            self._check_copy(plan, copy, state)
+            if state.lost:
+                raise _bad_copy(plan, copy, "is swapped out, but the copy that was to bring its KV failed")
+            if not written.isdisjoint(copy.host):
+                raise _bad_copy(plan, copy, "is swapped out to a host block that another copy writes")
+            written.update(copy.host)
+            fails = self._fails(copy, True)
+            if fails:
+                failed.append(copy.request_id)
+            for device, host in zip(copy.device, copy.host, strict=True):
+                if fails:
+                    self._host.lose(host, plan.step)
+                else:
+                    self._host.put(host, self._saved(state, state.blocks.index(device)))
+        return failed
+
+    def _swap_in(self, plan: StepPlan) -> list[str]:
+        """Copy host blocks to requests that join in this step; returns the ids of those that fail."""
+        failed = []
+        joined = {join.request_id: join.slot for join in plan.joined}
+        written = {host for copy in plan.swapped_out for host in copy.host}
+        for copy in plan.swapped_in:
+            slot = joined.pop(copy.request_id, None)
+            if slot is None:
+                raise _bad_copy(plan, copy, "is swapped in, but did not join in this step")
+            state = self._slots[slot]
+            self._check_copy(plan, copy, state)
+            if not written.isdisjoint(copy.host):
+                raise _bad_copy(plan, copy, "is swapped in from a host block that this step writes")
+            state.restored_in = plan.step
+            state.content = list(state.known[: state.position])
+            unknown_yet = plan.step - self.depth
+            if self._fails(copy, False) or any(self._host.lost_after(host, unknown_yet) for host in copy.host):
+                state.lost = True
+                failed.append(copy.request_id)
+                for block in copy.device:
+                    self._written[block] = 0
+            else:
+                for device, host in zip(copy.device, copy.host, strict=True):
+                    self._restore(plan, copy, slot, device, host)
+                self._take_cached(plan, slot, state, copy.device)
+        return failed
+
+    def _restore(self, plan: StepPlan, copy: Copy, slot: int, device: int, host: int) -> None:
+        """One block comes back, and is what the request is said to have computed in it."""
+        state = self._slots[slot]
+        index = state.blocks.index(device)
+        saved, wanted = self._host.get(host), self._saved(state, index)
+        if self._holders[device] > 1:
+            raise self._breach(plan, slot, f"is swapped in to block {device}, which another slot holds")
+        if saved is None:
+            raise _bad_copy(plan, copy, f"is swapped in from host block {host}, which holds nothing")
+        if not saved.serves(wanted):
+            held = f"{saved.tokens} tokens of block {saved.place} of {saved.owner}"
+            found = f"finds {held} in host block {host}, not its own {wanted.tokens} of block {index}"
+            raise _bad_copy(plan, copy, found)
+        self._written[device] = wanted.tokens
+        if state.known and wanted.tokens == self.block_size:
+            self._content[device] = self._chain(state, index)
+
+    def _saved(self, state: _Slot, index: int) -> Saved:
+        """What block `index` of a request's table holds of it."""
+        start = index * self.block_size
+        tokens = max(0, min(state.position - start, self.block_size))
+        before = self._chain(state, index - 1) if state.known and index and tokens else 0
+        return Saved(state.request_id, index, tokens, before, tuple(state.content[start : start + tokens]))
+
+    def _check_copy(self, plan: StepPlan, copy: Copy, state: _Slot) -> None:
+        """A copy pairs blocks of its request's table with as many host blocks that exist, each once."""
+        _, device, host = copy
+        if not device or len(device) != len(host):
+            raise _bad_copy(plan, copy, f"copies {len(device)} blocks to or from {len(host)} host blocks")
+        if len(set(device)) != len(device) or len(set(host)) != len(host):
+            raise _bad_copy(plan, copy, "copies a block twice")
+        for block in device:
+            if block not in state.blocks:
+                raise _bad_copy(plan, copy, f"copies block {block}, which is not in its table")
+        for block in host:
+            if not 0 <= block < self._host.size:
+                raise _bad_copy(plan, copy, f"copies host block {block}; there are {self._host.size}")
+
+    def _fails(self, copy: Copy, out: bool) -> bool:
+        if callable(self.fail_copies):
+            return self.fail_copies(copy, out)
+        return copy.request_id in self.fail_copies
+
+    def _take_cached(self, plan: StepPlan, slot: int, state: _Slot, restored: Collection[int] = ()) -> None:
+        """Check that the blocks of a prefix hit are full and hold this prompt; the rest starts afresh.
+
+        `restored` blocks were swapped in, and checked: only the last cached one of them may be filled in part.
+        """
         whole, rest = divmod(state.position, self.block_size)
-        if rest or whole > len(state.blocks):
+        if whole + bool(rest) > len(state.blocks) or (rest and state.blocks[whole] not in restored):
             raise self._breach(plan, slot, f"joined with {state.position} cached tokens in {len(state.blocks)} blocks")
         if state.known:
             self._check_known(plan, slot, state)
         for index, block in enumerate(state.blocks):
+            if block in restored:
+                continue
             if index >= whole:
                 if self._holders[block] > 1:
                     raise self._breach(plan, slot, f"got block {block} to write, which another slot holds")
@@ -194,14 +314,14 @@ class ScriptedExecutor:
         state.blocks.append(block)
 
     def _decode(self, plan: StepPlan, slot: int) -> None:
-        state = self._live(plan, slot)
+        state = self._computing(plan, slot)
         if not state.decoding:
             raise self._breach(plan, slot, f"decodes before its prompt is computed (at {state.position})")
         fed = state.script.tokens[state.emitted - 1] if state.emitted <= len(state.script.tokens) else PAST_THE_STOP
         self._write(plan, slot, state, (fed,))
 
     def _prefill(self, plan: StepPlan, slot: int, start: int, length: int, emits: bool) -> None:
-        state = self._live(plan, slot)
+        state = self._computing(plan, slot)
         if length < 1:
             raise self._breach(plan, slot, f"got a chunk of {length} tokens")
         if state.decoding:
@@ -261,10 +381,23 @@ class ScriptedExecutor:
             raise self._breach(plan, slot, "is scheduled, but nobody joined it")
         return state
 
+    def _computing(self, plan: StepPlan, slot: int) -> _Slot:
+        """The slot, if its KV is there to compute on."""
+        state = self._live(plan, slot)
+        if state.restored_in == plan.step:
+            raise self._breach(plan, slot, "computes in the step that swaps it in")
+        if state.lost:
+            raise self._breach(plan, slot, "computes on KV that never came: its copy failed")
+        return state
+
     def _breach(self, plan: StepPlan, slot: int, what: str) -> PlanError:
         state = self._slots.get(slot)
         name = f" ({state.request_id})" if state else ""
         return PlanError(f"step {plan.step}: slot {slot}{name} {what}")
+
+
+def _bad_copy(plan: StepPlan, copy: Copy, what: str) -> PlanError:
+    return PlanError(f"step {plan.step}: request {copy.request_id} {what}")
 
 
 class StepFormula:

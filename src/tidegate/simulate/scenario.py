@@ -30,14 +30,16 @@ REQUEST_KEYS = (
 CONFIG_KEYS = (
     "kv", "block", "budget", "max_seqs", "max_model_len", "headroom", "watermark", "oversize", "partial_prefills",
     "prefix_caching", "mixed_batches", "policy", "params", "predictor", "history", "step_ms", "cached", "limits",
+    "host_blocks", "disk_blocks", "cost",
 )  # fmt: skip
 LIMIT_KEYS = ("bypass_bound", "resume_span", "max_preemptions", "stall_steps", "nearly_done")
+COST_KEYS = ("prefill_tok_us", "copy_block_us")
 SLO_KEYS = ("ttft", "tpot", "tbt", "e2e")
 HEADROOMS = ("none", "watermark", "declared")
 
 # What a file may ask for that this version does not do: the key, and the mechanism it needs.
 AWAITED = {
-    "host_blocks": "swap", "cost": "swap", "draft": "draft tokens", "accept": "draft tokens",
+    "draft": "draft tokens", "accept": "draft tokens",
     "max_waiting": "limits at the door", "max_queued_tokens": "limits at the door",
     "ttft_target_s": "limits at the door", "service_rate": "an executor of a given rate",
     "prefill_rate": "an executor of a given rate", "queue_ttl": "queue timeouts", "ttl": "queue timeouts",
@@ -80,6 +82,7 @@ class ScenarioConfig:
     limits:   further fields of `Limits` (steps, outputs, counts), for those who study them
     resident: blocks of each named prefix that lie computed and unreferenced in the cache at the start
     history:  (prompt tokens, outputs) of requests that the predictor has seen end
+    prefill_token_s, copy_block_s: seconds to compute a prompt token and to copy a block, None where nothing is said
     """
 
     num_blocks: int
@@ -99,6 +102,10 @@ class ScenarioConfig:
     history: tuple[tuple[int, int], ...] = ()
     step_ms: StepFormula | None = None
     resident: Mapping[str, int] = field(default_factory=dict)
+    host_blocks: int = 0
+    disk_blocks: int = 0
+    prefill_token_s: float | None = None
+    copy_block_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +253,9 @@ def _config(raw: Mapping[str, Any], families: Sequence[Mapping[str, Any]]) -> Sc
         history=tuple(_history(raw.get("history") or ())),
         step_ms=StepFormula(str(formula)) if formula is not None else None,
         resident=_resident(_mapping(raw, "cached"), families, block),
+        host_blocks=_whole(raw, "host_blocks", default=0, least=0, where="cfg"),
+        disk_blocks=_whole(raw, "disk_blocks", default=0, least=0, where="cfg"),
+        **_cost(raw),
     )
 
 
@@ -255,6 +265,19 @@ def _predictor(raw: Any) -> PredictorConfig:
         return resolve({"predictor": {"kind": raw} if isinstance(raw, str) else raw}).predictor
     except ConfigError as error:
         raise InputError(f"cfg: {error}") from None
+
+
+def _cost(raw: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds for each of the `cost` keys that are given."""
+    given = _mapping(raw, "cost")
+    _check_keys(given, COST_KEYS, "cfg.cost key")
+    seconds = {key: _number(value, f"cfg.cost.{key}") / 1e6 for key, value in given.items()}
+    for key, value in seconds.items():
+        if not 0 < value < math.inf:
+            raise InputError(f"cfg.cost.{key} is microseconds above 0, not {given[key]!r}")
+    if "copy_block_us" in seconds and not raw.get("host_blocks") and not raw.get("disk_blocks"):
+        raise InputError("cfg.cost.copy_block_us does nothing without cfg.host_blocks (or disk_blocks)")
+    return {key.removesuffix("_us").replace("tok", "token") + "_s": value for key, value in seconds.items()}
 
 
 def _limits(raw: Mapping[str, Any]) -> dict[str, Any]:

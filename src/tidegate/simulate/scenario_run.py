@@ -13,9 +13,10 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from tidegate.core.copy_time import CopyTime
 from tidegate.core.events import Admitted, Arrived, Emitted, Event, Finished, Preempted, Rejected, Restored
 from tidegate.core.limits import Limits
-from tidegate.core.plan import StepPlan
+from tidegate.core.plan import StepPlan, StepResult
 from tidegate.core.policy import Policy, PolicyContext
 from tidegate.core.predict import OraclePredictor, Predictor, StepTime
 from tidegate.core.presets import DEFAULT_POLICY, PRESETS, Composition, build_policy
@@ -124,9 +125,11 @@ def run(
     """
     chosen = _policy(scenario.config, policy)
     config = scenario.config
-    context = PolicyContext(predictor=OraclePredictor(), step_time=_step_time(config))
+    copy_time = CopyTime() if config.copy_block_s is None else CopyTime(config.copy_block_s, config.copy_block_s)
+    context = PolicyContext(predictor=OraclePredictor(), step_time=_step_time(config), copy_time=copy_time)
     planner = scheduler(chosen, _limits(config, chosen.name), context)
-    double = executor(num_blocks=config.num_blocks, block_size=config.block_size, max_num_seqs=config.max_seqs)
+    sizes = {"num_blocks": config.num_blocks, "block_size": config.block_size, "max_num_seqs": config.max_seqs}
+    double = executor(**sizes, host_blocks=config.host_blocks, disk_blocks=config.disk_blocks)
     game = _Run(scenario, chosen.name, planner, double)
     game.warm()
     context.predictor = _predictor(config)  # only now: what warmed the cache is no history
@@ -172,6 +175,8 @@ def _limits(config: ScenarioConfig, policy: str) -> Limits:
         oversize=config.oversize,
         partial_prefills=config.partial_prefills,
         prefix_caching=config.prefix_caching,
+        host_blocks=config.host_blocks,
+        disk_blocks=config.disk_blocks,
         **further,
     )
 
@@ -185,11 +190,13 @@ def _predictor(config: ScenarioConfig) -> Predictor:
 
 
 def _step_time(config: ScenarioConfig) -> StepTime:
-    """Service times in the run's time unit: a full budget and a decode each take a step."""
+    """Service times in the run's time unit: a full budget and a decode each take a step, unless `cost` says it."""
     if config.step_ms is None:
-        return StepTime(prefill_token=1.0 / config.budget, decode=1.0)
-    full = config.step_ms(0, config.budget) - config.step_ms(0, 0)
-    return StepTime(prefill_token=full / config.budget / 1000.0, decode=config.step_ms(1, 0) / 1000.0)
+        prefill, decode = 1.0 / config.budget, 1.0
+    else:
+        full = config.step_ms(0, config.budget) - config.step_ms(0, 0)
+        prefill, decode = full / config.budget / 1000.0, config.step_ms(1, 0) / 1000.0
+    return StepTime(prefill_token=prefill if config.prefill_token_s is None else config.prefill_token_s, decode=decode)
 
 
 def _as_dict(row: Step | Fate | Wait) -> dict[str, Any]:
@@ -292,12 +299,25 @@ class _Run:
         self._note_plan(plan, row)
         prefill = sum(chunk.length for chunk in plan.chunks)
         formula = self.scenario.config.step_ms
-        self.now += 1.0 if formula is None else formula(len(plan.decodes), prefill) / 1000.0
+        copying = self._copy_seconds(plan)
+        self.now += 1.0 if formula is None else formula(len(plan.decodes), prefill) / 1000.0 + copying
         if plan:
             result = self.executor.submit(plan).result()
+            result.copy_seconds = copying
+            self._note_copies(plan, result)
             self.scheduler.apply(plan, result, self.now)
             self._absorb(row)
         return plan
+
+    def _copy_seconds(self, plan: StepPlan) -> float:
+        """What this plan's copies take, one after another."""
+        each = self.scenario.config.copy_block_s or 0.0
+        return each * sum(len(copy.device) for copy in (*plan.swapped_out, *plan.swapped_in))
+
+    def _note_copies(self, plan: StepPlan, result: StepResult) -> None:
+        for copy in plan.swapped_out:
+            if copy.request_id not in result.failed_copies:
+                self.outcome.requests[copy.request_id].swapped_blocks += len(copy.device)
 
     def _note_plan(self, plan: StepPlan, row: Step) -> None:
         for slot in plan.left:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from tidegate.executors.torch.kvcache import KvShape, PagedKv
 from tidegate.executors.torch.model import LoadedModel
 from tidegate.executors.torch.sampler import Sampler
 from tidegate.executors.torch.slots import Slots
+from tidegate.executors.torch.swap import HostPool
 
 NUMBA_DTYPES = (torch.float32, torch.bfloat16)
 
@@ -29,6 +31,9 @@ class TorchExecutor:
     Give the KV pool's size as `num_blocks` or as `kv_bytes`. `max_model_len` is at most what the model
     can hold, and that by default. `threads` is the cores it may use, by default all this process has.
     `numba_attention=False` takes the decode attention of plain torch operations, as other devices do.
+
+    KV can be swapped to `host_blocks` blocks of memory (or `host_kv_bytes`) and `disk_blocks` blocks of a file
+    (or `disk_kv_bytes`) in `disk_path`, by default the system's directory for temporary files.
 
     forward_seconds, sampling_seconds: what steps so far spent in the model and in choosing tokens.
     """
@@ -44,6 +49,11 @@ class TorchExecutor:
         max_model_len: int | None = None,
         threads: int | None = None,
         numba_attention: bool = True,
+        host_blocks: int = 0,
+        host_kv_bytes: int | None = None,
+        disk_blocks: int = 0,
+        disk_kv_bytes: int | None = None,
+        disk_path: Path | None = None,
     ) -> None:
         shape = KvShape(loaded.layers, loaded.kv_heads, loaded.head_dim, block_size, loaded.dtype)
         if (num_blocks is None) == (kv_bytes is None):
@@ -65,7 +75,12 @@ class TorchExecutor:
         self.sampling_seconds = 0.0
         self._loaded = loaded
         numba = numba_attention and loaded.device.type == "cpu" and loaded.dtype in NUMBA_DTYPES
+        self.host_blocks = host_blocks if host_kv_bytes is None else shape.blocks_in(host_kv_bytes, "host_kv_memory")
+        self.disk_blocks = disk_blocks if disk_kv_bytes is None else shape.blocks_in(disk_kv_bytes, "disk_kv_memory")
         kv = PagedKv(shape, self.num_blocks, loaded.device)
+        self._host: HostPool | None = None
+        if self.host_blocks or self.disk_blocks:
+            self._host = HostPool(kv, self.host_blocks, self.disk_blocks, disk_path)
         self._slots = Slots(max_num_seqs, -(-self.max_model_len // block_size), kv, loaded.device, numba)
         self._grammars = GrammarCompiler(loaded.tokenizer, loaded.vocab_size)
         self._sampler = Sampler(self._grammars, loaded.vocab_size, loaded.eos_token_ids, max_num_seqs, loaded.device)
@@ -86,11 +101,14 @@ class TorchExecutor:
 
     def submit(self, plan: StepPlan) -> Future[StepResult]:
         """Queue a non-empty plan; see `engine.executor.Executor`."""
-        return self._worker.submit(self._step, plan)
+        swaps = plan.swapped_out or plan.swapped_in
+        return self._worker.submit(self._step_with_copies if swaps else self._step, plan)
 
     def close(self) -> None:
-        """Finish what was submitted, then stop the worker. Idempotent."""
+        """Finish what was submitted, then stop the worker and give the swap file back. Idempotent."""
         self._worker.shutdown(wait=True)
+        if self._host is not None:
+            self._host.close()
 
     def _start_worker(self) -> None:
         """Thread counts belong to the calling thread in OpenMP, so the worker sets its own."""
@@ -108,6 +126,30 @@ class TorchExecutor:
         attention.decode_numba(
             q, keys, values, self._slots.tables, self._slots.positions, np.zeros(1, np.int64), 1.0, 0, 0.0
         )
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of KV that were copied to the host and back so far."""
+        return 0 if self._host is None else self._host.copied_bytes
+
+    @property
+    def copy_seconds(self) -> float:
+        """Seconds that those copies took, also where they ran beside compute."""
+        return 0.0 if self._host is None else self._host.copy_seconds
+
+    def _step_with_copies(self, plan: StepPlan) -> StepResult:
+        """A step that moves KV blocks, and perhaps computes nothing."""
+        if self._host is None:
+            raise ValueError(f"step {plan.step} swaps, and there is no host pool")
+        self._host.start(plan)
+        if plan.decodes or plan.chunks:
+            result = self._step(plan)
+        else:
+            self._apply_deltas(plan)
+            result = StepResult(())
+        copied = self._host.finish()
+        result.failed_copies, result.copy_seconds = copied.failed, copied.seconds
+        return result
 
     @torch.inference_mode()
     def _step(self, plan: StepPlan) -> StepResult:

@@ -28,12 +28,12 @@ class KvShape:
         """Bytes of one block over all layers, keys and values."""
         return 2 * self.layers * self.block_size * self.kv_heads * self.head_dim * self.dtype.itemsize
 
-    def blocks_in(self, kv_bytes: int) -> int:
-        """Whole blocks in `kv_bytes` bytes; ConfigError if not even one fits."""
+    def blocks_in(self, kv_bytes: int, option: str = "kv_memory") -> int:
+        """Whole blocks in `kv_bytes` bytes; ConfigError, naming the `option` that said so, if not even one fits."""
         blocks = kv_bytes // self.block_bytes
         if blocks < 1:
             raise ConfigError(
-                f"kv_memory of {kv_bytes:,} bytes holds no block of {self.block_bytes:,} bytes: "
+                f"{option} of {kv_bytes:,} bytes holds no block of {self.block_bytes:,} bytes: "
                 "raise it or lower block_size"
             )
         return int(blocks)
