@@ -74,8 +74,8 @@ Size = Annotated[Count, BeforeValidator(_bytes)]
 Promise = Annotated[Seconds | None, BeforeValidator(_no_promise)]
 
 
-PER_ENGINE = ("num_blocks", "max_model_len", "host_blocks", "disk_blocks")
-"""Limits that depend on the model and the machine: whoever starts an engine works them out."""
+PER_ENGINE = ("num_blocks", "max_model_len", "host_blocks", "disk_blocks", "draft_tokens")
+"""Limits that depend on the model, the machine and the executor: whoever starts an engine works them out."""
 
 
 @dataclass(frozen=True, slots=True)

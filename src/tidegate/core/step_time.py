@@ -4,9 +4,10 @@
 
 Weighted least squares over the recent past: normal equations with exponential forgetting (every step
 counts `FORGET` times what the one after it counts), a small ridge that ties what was never measured to
-the prior, and Huber's weights (Huber, Ann. Math. Statist. 1964) against outliers. Steps are weighed by
-their *relative* error, since the noise of a step's duration grows with the step. A step costs a fixed
-number of additions; the four unknowns are solved for only when enough steps have come to change them.
+the prior, and weights that fall with the square of the error beyond a bound, against outliers (robust
+regression by reweighting; Huber, Ann. Math. Statist. 1964). Steps are weighed by their *relative* error,
+since the noise of a step's duration grows with the step. A step costs a fixed number of additions; the
+four unknowns are solved for only when enough steps have come to change them.
 
 Honest limits: the time of a chunk's attention to its own earlier tokens is not told apart from its other
 work, and a knee (a GPU that turns from memory-bound to compute-bound) is met by a straight line through
@@ -69,10 +70,10 @@ class LearnedStepTime:
     FORGET = 0.998
     # Solved after each of the first so many steps, then once in as many.
     REFIT = 16
-    # Relative errors beyond so many times the scale weigh as if they were just there.
+    # Relative errors beyond so many times the scale weigh less and less.
     OUTLIER = 3.0
     # What the prior weighs, in steps, for a term that makes up a whole step.
-    RIDGE = 0.01
+    RIDGE = 1e-4
 
     def __init__(self, prior: Coefficients | None = None) -> None:
         self._prior = prior or Coefficients()
@@ -111,7 +112,7 @@ class LearnedStepTime:
         if decodes:
             self._batch, self._context = decodes, context_tokens
         expected = self.step(prefill_tokens, decodes, context_tokens)
-        unit = max(expected, seconds / 4)
+        unit = min(max(seconds, expected / 4), max(expected, seconds / 4))  # the smaller, within reason
         self._add(
             self._weight((seconds - expected) / unit) / (unit * unit), prefill_tokens, decodes, context_tokens, seconds
         )
@@ -120,11 +121,11 @@ class LearnedStepTime:
             self.coefficients = self._solve()
 
     def _weight(self, error: float) -> float:
-        """Huber's weight of a step by its relative error, by which the scale is updated as well."""
+        """The weight of a step by its relative error, by which the scale is updated as well."""
         size, bound = abs(error), self.OUTLIER * self.scale
         rate = max(1.0 / (self._steps + 2), 1 / 32)
         self.scale = max(0.005, self.scale + rate * (min(size, bound) - self.scale))
-        return 1.0 if size <= bound else bound / size
+        return 1.0 if size <= bound else (bound / size) ** 2
 
     def _add(self, w: float, p: float, d: float, k: float, y: float) -> None:
         s, f = self._sums, self.FORGET

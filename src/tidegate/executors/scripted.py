@@ -63,6 +63,7 @@ class ScriptedExecutor:
     at any pipeline depth; `depth` says how many decodes may run past a stop token before that counts
     as an error (depth - 1). Blocks hold the token ids that were written to them where plans carry
     ids, so that a prefix hit on blocks of another content is caught.
+    `seconds_of`, if given, tells how long a plan "took".
     """
 
     def __init__(
@@ -73,12 +74,14 @@ class ScriptedExecutor:
         max_num_seqs: int,
         max_model_len: int = 1 << 30,
         depth: int = 1,
+        seconds_of: Callable[[StepPlan], float] | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
         self.depth = depth
+        self.seconds_of = seconds_of
         self._last_step: int | None = None
         self._slots: dict[int, _Slot] = {}
         self._holders = [0] * num_blocks
@@ -126,7 +129,7 @@ class ScriptedExecutor:
             self._prefill(plan, chunk.slot, chunk.start, chunk.length, chunk.emits)
             if chunk.emits:
                 self._sample(plan, chunk.slot, tokens, finished)
-        return StepResult(tokens, finished)
+        return StepResult(tokens, finished, seconds=None if self.seconds_of is None else self.seconds_of(plan))
 
     def _leave(self, plan: StepPlan, slot: int) -> None:
         state = self._slots.pop(slot, None)

@@ -17,13 +17,14 @@ from tidegate.core.events import Admitted, Arrived, Emitted, Event, Finished, Pr
 from tidegate.core.limits import Limits
 from tidegate.core.plan import StepPlan
 from tidegate.core.policy import Policy, PolicyContext
-from tidegate.core.predict import OraclePredictor, Predictor, StepTime
+from tidegate.core.predict import OraclePredictor, Predictor
 from tidegate.core.presets import DEFAULT_POLICY, PRESETS, Composition, build_policy
 from tidegate.core.request import Request
 from tidegate.core.scheduler import Scheduler
 from tidegate.errors import InputError, RequestRefused
 from tidegate.executors.scripted import Script, ScriptedExecutor
 from tidegate.predictors.choice import build_predictor
+from tidegate.simulate.formula_time import FormulaTime
 from tidegate.simulate.scenario import LIMIT_KEYS, Scenario, ScenarioConfig, ScenarioRequest, nearest
 
 STUCK_AFTER = 3
@@ -124,7 +125,7 @@ def run(
     """
     chosen = _policy(scenario.config, policy)
     config = scenario.config
-    context = PolicyContext(predictor=OraclePredictor(), step_time=_step_time(config))
+    context = PolicyContext(predictor=OraclePredictor(), step_time=FormulaTime.of(config.step_ms, config.budget))
     planner = scheduler(chosen, _limits(config, chosen.name), context)
     double = executor(num_blocks=config.num_blocks, block_size=config.block_size, max_num_seqs=config.max_seqs)
     game = _Run(scenario, chosen.name, planner, double)
@@ -172,6 +173,7 @@ def _limits(config: ScenarioConfig, policy: str) -> Limits:
         oversize=config.oversize,
         partial_prefills=config.partial_prefills,
         prefix_caching=config.prefix_caching,
+        draft_tokens=config.draft,
         **further,
     )
 
@@ -182,14 +184,6 @@ def _predictor(config: ScenarioConfig) -> Predictor:
     for prompt, outputs in config.history:
         predictor.observe(Request("history", prompt_tokens=prompt, max_tokens=outputs), outputs)
     return predictor
-
-
-def _step_time(config: ScenarioConfig) -> StepTime:
-    """Service times in the run's time unit: a full budget and a decode each take a step."""
-    if config.step_ms is None:
-        return StepTime(prefill_token=1.0 / config.budget, decode=1.0)
-    full = config.step_ms(0, config.budget) - config.step_ms(0, 0)
-    return StepTime(prefill_token=full / config.budget / 1000.0, decode=config.step_ms(1, 0) / 1000.0)
 
 
 def _as_dict(row: Step | Fate | Wait) -> dict[str, Any]:
@@ -292,9 +286,12 @@ class _Run:
         self._note_plan(plan, row)
         prefill = sum(chunk.length for chunk in plan.chunks)
         formula = self.scenario.config.step_ms
-        self.now += 1.0 if formula is None else formula(len(plan.decodes), prefill) / 1000.0
+        decodes = len(plan.decodes) * (1 + plan.draft_tokens)
+        seconds = 1.0 if formula is None else formula(decodes, prefill) / 1000.0
+        self.now += seconds
         if plan:
             result = self.executor.submit(plan).result()
+            result.seconds = seconds
             self.scheduler.apply(plan, result, self.now)
             self._absorb(row)
         return plan
@@ -304,7 +301,7 @@ class _Run:
             self.slots.pop(slot, None)
         for join in plan.joined:
             self.slots[join.slot] = join.request_id
-        row.scheduled = {self.slots[slot]: 1 for slot in plan.decodes}
+        row.scheduled = {self.slots[slot]: 1 + plan.draft_tokens for slot in plan.decodes}
         row.scheduled |= {self.slots[chunk.slot]: chunk.length for chunk in plan.chunks}
         for name in row.scheduled:
             fate = self.outcome.requests[name]
