@@ -74,6 +74,10 @@ Size = Annotated[Count, BeforeValidator(_bytes)]
 Promise = Annotated[Seconds | None, BeforeValidator(_no_promise)]
 
 
+PER_ENGINE = ("num_blocks", "max_model_len", "host_blocks", "disk_blocks", "draft_tokens")
+"""Limits that depend on the model, the machine and the executor: whoever starts an engine works them out."""
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """`[scheduler]`. What is named as in core.limits.Limits means what it means there.
@@ -292,7 +296,7 @@ class Config:
         """The scheduler's limits over an executor's pools and a model of `max_model_len` tokens."""
         s = self.scheduler
         pools = {"num_blocks": num_blocks, "host_blocks": host_blocks, "disk_blocks": disk_blocks}
-        known = (*pools, "max_model_len")
+        known = PER_ENGINE
         shared: dict[str, Any] = {f.name: getattr(s, f.name) for f in fields(Limits) if f.name not in known}
         lengths = [n for n in (max_model_len, s.max_model_len) if n is not None]
         try:

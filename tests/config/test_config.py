@@ -288,7 +288,12 @@ POLICY_OPTIONS = {
     "spare": False,
     "mixed_batches": False,
     "max_prefill_steps": 9,
+    "budget": "adaptive",
+    "floor": 16,
+    "margin": 0.2,
+    "max_stride": 2,
 }
+ADAPTIVE = {"floor", "margin", "max_stride"}
 
 
 def test_every_policy_option_is_covered_here() -> None:
@@ -299,7 +304,15 @@ def test_every_policy_option_is_covered_here() -> None:
 @pytest.mark.parametrize("option", POLICY_OPTIONS)
 def test_every_policy_option_changes_what_is_made(option: str) -> None:
     name = Config().scheduler.policy
-    assert made({"policy": {name: {option: POLICY_OPTIONS[option]}}}) != made({})
+    base = {"budget": "adaptive"} if option in ADAPTIVE else {}
+    changed = {"policy": {name: {**base, option: POLICY_OPTIONS[option]}}}
+    assert made(changed) != made({"policy": {name: base}})
+
+
+@pytest.mark.parametrize("option", sorted(ADAPTIVE))
+def test_an_option_of_the_adaptive_budget_is_refused_without_it(option: str) -> None:
+    with pytest.raises(ConfigError, match=f"{option} .*adaptive"):
+        resolve({"policy": {"fcfs": {option: POLICY_OPTIONS[option]}}})
 
 
 def test_no_option_is_left_out_of_these_tests() -> None:
@@ -318,7 +331,7 @@ def test_no_option_is_left_out_of_these_tests() -> None:
 
 
 def test_every_limit_can_be_configured() -> None:
-    assert {f.name for f in fields(Limits)} - {"host_blocks", "disk_blocks"} <= {
+    assert {f.name for f in fields(Limits)} - {"host_blocks", "disk_blocks", "draft_tokens"} <= {
         f.name for f in fields(SchedulerConfig)
     }
 

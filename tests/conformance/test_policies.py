@@ -21,6 +21,7 @@ from tidegate.core.predict import HistoryPredictor, OraclePredictor, StepTime
 from tidegate.core.presets import PRESETS, VICTIMS, build_policy
 from tidegate.core.request import FinishReason, Request
 from tidegate.core.scheduler import Scheduler
+from tidegate.core.slo import NO_SLO, Slo
 from tidegate.errors import RequestRefused
 from tidegate.executors.scripted import Script, ScriptedExecutor
 
@@ -47,6 +48,7 @@ class Job:
     cancel: int | None = None
     not_before: int = 0
     keeps_ids: bool = True
+    slo: Slo = NO_SLO
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,17 @@ def prompts(draw):
     return (*(family + 10 * index for index in range(shared)), *(member + 10 * index for index in range(own))) or (9,)
 
 
+PROMISES = (NO_SLO, NO_SLO, NO_SLO, Slo(tpot=2.5), Slo(tpot=1.6, tbt=9.0), Slo(tbt=1.3), Slo(tbt=0.2))
+"""Seconds; a step takes one and a bit more for each decode and prompt token, as `StepsOf` says."""
+
+
+class StepsOf(StepTime):
+    """Steps that decodes lengthen too, so that promises can be kept and broken."""
+
+    def step(self, prefill_tokens, decodes, context_tokens=0.0):
+        return 1.0 + 0.2 * decodes + 0.05 * prefill_tokens
+
+
 @st.composite
 def jobs(draw):
     declared = draw(st.one_of(st.integers(1, 30), st.integers(1, 30), st.integers(1, 30), st.none()))
@@ -79,17 +92,18 @@ def jobs(draw):
         cancel=draw(st.one_of(st.none(), st.none(), st.integers(0, 30).map(lambda later: arrival + later))),
         not_before=draw(st.one_of(st.just(0), st.just(0), st.integers(0, 40))),
         keeps_ids=draw(st.booleans()) if draw(st.booleans()) else True,
+        slo=draw(st.sampled_from(PROMISES)),
     )
 
 
 @st.composite
 def workloads(draw):
-    seats = draw(st.integers(1, 6))
+    seats, draft = draw(st.integers(1, 6)), draw(st.sampled_from([0, 0, 2]))
     limits = Limits(
         num_blocks=draw(st.integers(2, 30)),
         block_size=draw(st.sampled_from([1, 4, 8])),
         max_num_seqs=seats,
-        max_num_batched_tokens=draw(st.integers(seats, 64)),
+        max_num_batched_tokens=draw(st.integers(seats * (1 + draft), 64)),
         max_model_len=draw(st.one_of(st.none(), st.integers(20, 100))),
         headroom=draw(st.sampled_from(["none", "watermark", "declared"])),
         watermark=draw(st.sampled_from([0.01, 0.2])),
@@ -98,6 +112,7 @@ def workloads(draw):
         prefix_caching=draw(st.booleans()),
         resume_span=draw(st.sampled_from([0, 4, 128])),
         max_preemptions=draw(st.sampled_from([1, 3, 8])),
+        draft_tokens=draft,
         stall_steps=draw(st.sampled_from([0, 2])),
         bypass_bound=draw(st.sampled_from([0, 5, 60])),
     )
@@ -107,9 +122,10 @@ def workloads(draw):
 @st.composite
 def parameters(draw, name):
     """A preset as it is, or with some of its parameters changed."""
+    adaptive = {"budget": st.just("adaptive"), "floor": st.just(2), "max_stride": st.integers(1, 4)}
     return draw(
         st.fixed_dictionaries(
-            {},
+            adaptive if draw(st.booleans()) else {},
             optional={
                 "aging_window": st.sampled_from([1.0, 20.0]),
                 "share": st.sampled_from([0.25, 0.5, 1.0]),
@@ -133,7 +149,7 @@ class Driver:
         self.limits = workload.limits
         self.depth = depth
         predictor = OraclePredictor() if workload.oracle else HistoryPredictor(default=8)
-        self.scheduler = Scheduler(policy, self.limits, PolicyContext(predictor, StepTime(0.1, 1.0)))
+        self.scheduler = Scheduler(policy, self.limits, PolicyContext(predictor, StepsOf(0.1, 1.0)))
         self.executor = ScriptedExecutor(
             num_blocks=self.limits.num_blocks,
             block_size=self.limits.block_size,
@@ -199,6 +215,7 @@ class Driver:
             not_before=float(job.not_before),
             oracle_tokens=len(script),
             handle=Script(script, stops=len(script) != job.declared),
+            slo=job.slo,
         )
         try:
             self.scheduler.add(request, now)

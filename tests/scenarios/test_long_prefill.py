@@ -98,9 +98,12 @@ def test_s12_as_a_kind(play, turns):
     assert max(fate.max_gap_steps for fate in run.family("D").values()) == turns + 1
 
 
+ADAPTIVE = {"cfg.params.budget": "adaptive"}
+
+
 @pytest.mark.expects("S13", 0)
 def test_s13_no_step_breaks_the_promise(play):
-    run = play("S13")
+    run = play("S13", set=ADAPTIVE)
     for row, following in pairwise(run.rows):
         if any(name.startswith("D[") for name in row.scheduled):
             assert following.time - row.time <= 0.050 + 1e-9
@@ -108,15 +111,48 @@ def test_s13_no_step_breaks_the_promise(play):
 
 @pytest.mark.expects("S13", 1)
 def test_s13_alone_the_budget_is_used(play):
-    run = play("S13", without=["D"])
+    run = play("S13", set=ADAPTIVE, without=["D"])
     assert max(run.scheduled("P").values()) == 8192
 
 
 @pytest.mark.expects("S13", 2)
 def test_s13_long_prompt_ends_in_time(play):
-    run = play("S13")
+    run = play("S13", set=ADAPTIVE)
     chunks = [step for step, tokens in run.scheduled("P").items() if step <= run["P"].first_token_step and tokens]
     assert len(chunks) <= 31
+
+
+def test_s13_without_a_margin_takes_all_that_fits(play):
+    run = play("S13", set={**ADAPTIVE, "cfg.params.margin": 0.0})
+    chunks = [tokens for step, tokens in run.scheduled("P").items() if step <= run["P"].first_token_step]
+    assert len(chunks) == 29
+    assert max(chunks) == 2080
+
+
+def test_s13_a_fixed_budget_breaks_the_promise(play):
+    with pytest.raises(AssertionError):
+        test_s13_no_step_breaks_the_promise(lambda name, set: play(name))
+
+
+@pytest.mark.parametrize(
+    ("pace", "formula", "streams"), [(30, "5 + 0.01*tokens", 8), (80, "20 + 0.5*decodes + 0.03*prefill_tokens", 40)]
+)
+def test_s13_as_a_kind(play, pace, formula, streams):
+    """Whatever the machine and the promise: no step is longer, and none is shorter than it need be."""
+    run = play("S13", set={**ADAPTIVE, "cfg.step_ms": formula, "D.x": streams, "D.slo.tpot_ms": pace})
+    lengths = [
+        following.time - row.time
+        for row, following in pairwise(run.rows)
+        if "P" in row.scheduled and "D[0]" in row.scheduled
+    ]
+    assert max(lengths) <= pace / 1000
+    assert max(lengths) >= 0.94 * pace / 1000
+
+
+def test_s13_a_promise_that_leaves_no_room_lets_prompts_crawl(play):
+    run = play("S13", set={**ADAPTIVE, "D.slo.tpot_ms": 8.3, "cfg.params.floor": 100, "P.p": 3000})
+    chunks = [tokens for step, tokens in run.scheduled("P").items() if step <= run["P"].first_token_step]
+    assert chunks == [100] * 30
 
 
 @pytest.mark.expects("S15", 0)

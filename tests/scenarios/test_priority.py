@@ -196,9 +196,12 @@ def test_s08_order_is_not_speed(play):
     assert run.outcome.timing["H"]["missed"] == ["tpot"]
 
 
+TURNS = {"cfg.params.budget": "adaptive"}
+
+
 @pytest.mark.expects("S08", 1)
 def test_s08_slo_policy_is(play):
-    run = play("S08", policy="sla")
+    run = play("S08", set=TURNS)
     together = [step for step, tokens in run.scheduled("H").items() if tokens == 1]
     assert all(len(run.rows[step].scheduled) <= 20 for step in together)
     assert run.outcome.timing["H"]["tpot"] <= 0.020

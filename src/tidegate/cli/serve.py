@@ -81,8 +81,9 @@ def _need_extras() -> None:
 
 def _serve(config: Config) -> None:
     from tidegate.core.policy import PolicyContext
-    from tidegate.core.predict import OraclePredictor, StepTime
+    from tidegate.core.predict import OraclePredictor
     from tidegate.core.scheduler import Scheduler
+    from tidegate.core.step_time import LearnedStepTime
     from tidegate.engine.loop import Engine
     from tidegate.observe.metrics import Metrics
     from tidegate.predictors.choice import build_predictor
@@ -97,7 +98,7 @@ def _serve(config: Config) -> None:
         executor = _executor(config)
         pools = (executor.host_blocks, executor.disk_blocks)
         limits = config.limits(executor.num_blocks, executor.max_model_len, *pools)
-        context = PolicyContext(OraclePredictor(), StepTime())
+        context = PolicyContext(OraclePredictor(), LearnedStepTime())
         scheduler = Scheduler(config.build_policy(), limits, context)
         engine = Engine(scheduler, executor, depth=config.scheduler.pipeline_depth)
         service = Service(engine, executor)
@@ -110,6 +111,7 @@ def _serve(config: Config) -> None:
             engine.stop()
             raise
         context.predictor = predictor  # only now: what warmed the machine up is no history
+        context.step_time = LearnedStepTime()
         engine.observers += [metrics, *logs.values()]
         app = create_app(service, metrics, config)
         drain = config.server.drain_seconds

@@ -9,8 +9,10 @@ started earlier, so nobody passes that may last longer than `bypass_bound`.
 from __future__ import annotations
 
 from heapq import merge
+from math import inf
 
 from tidegate.core.blocks import Match
+from tidegate.core.decode_load import pace_of
 from tidegate.core.kv import KvCache
 from tidegate.core.limits import Limits
 from tidegate.core.policy import Policy, PolicyContext
@@ -52,7 +54,8 @@ class Backfill:
         must that of the others meanwhile (counted from above, in constant time)."""
         running, kv = self._running, self._kv
         to_compute = r.known_tokens - max(match.blocks * self._limits.block_size, r.host_tokens)
-        steps = 1 + self._prompt_steps(r, to_compute, step, contended=True) + r.target - r.emitted - 1
+        outputs = (r.target - r.emitted - 1) * (self._policy.budget.max_stride if pace_of(r.slo) == inf else 1)
+        steps = 1 + self._prompt_steps(r, to_compute, step, contended=True) + outputs
         if steps > self._limits.bypass_bound:
             return False
         others = min(running.outstanding, len(running) * kv.blocks_for(steps))
@@ -79,7 +82,7 @@ class Backfill:
         others = [*running.prefilling, *running.stalled]
         ends = sorted((clock + self._steps_left(m, step), m.footprint) for m in others)
         at = clock
-        for end, blocks in merge(running.decodes.ends(), ends):
+        for end, blocks in merge(running.ends(), ends):
             room += blocks
             at = end
             if room >= 0:

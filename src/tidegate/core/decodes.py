@@ -52,7 +52,9 @@ class DecodeSet:
     never changed, once handed out: a plan's view stays what it was.
     """
 
-    __slots__ = ("_by_end", "_ends", "_handed_out", "_nowhere", "_roster", "_wheel", "applied", "clock", "times")
+    __slots__ = (
+        "_by_end", "_ends", "_handed_out", "_nowhere", "_offset", "_roster", "_wheel", "applied", "clock", "times",
+    )  # fmt: skip
 
     # Times are forgotten in batches of this many, once every member joined later.
     FORGET_EVERY = 8192
@@ -67,6 +69,7 @@ class DecodeSet:
         self._wheel = [Roster() for _ in range(block_size)]
         self._ends: dict[int, dict[Request, None]] = {}
         self._by_end: list[tuple[int, int, int]] = []  # (end, arrival sequence, footprint), sorted
+        self._offset = 0  # sum of (planned - clock) over the members
 
     def __len__(self) -> int:
         return len(self._roster.members)
@@ -86,9 +89,15 @@ class DecodeSet:
         """The list that takes the next token of each."""
         return self._roster.lists
 
+    @property
+    def context(self) -> int:
+        """KV tokens planned of all members together: what one decode of each reads."""
+        return self._offset + self.clock * len(self._roster.members)
+
     def join(self, r: Request) -> None:
         """`r` decodes from the next advance on."""
         self._own_lists()
+        self._offset += r.planned - self.clock
         self._roster.add(r, self._nowhere if r.token_ids is None else r.token_ids)
         assert r.lease is not None
         if len(r.lease.table) < r.footprint:
@@ -101,6 +110,7 @@ class DecodeSet:
     def leave(self, r: Request) -> None:
         """`r` decodes no more; its derived counters are frozen as they stand."""
         self._own_lists()
+        self._offset -= r.planned - self.clock
         self._roster.drop(r)
         spoke = self._wheel[(self.clock - r.planned) % len(self._wheel)]
         if r in spoke.index:

@@ -57,7 +57,7 @@ class Eviction:
         that lack blocks are asked first, so that nobody gives way to a worse one.
         """
         running = self._running
-        d.growers = [*running.stalled, *running.decodes.crossing().members]
+        d.growers = [*running.stalled, *running.crossing()]
         short = len(d.growers) - self._kv.available
         if short <= 0 or self._ends_soon(short, d):
             return
@@ -122,7 +122,8 @@ class Eviction:
     def _tokens_left(self, r: Request, d: Draft) -> int:
         """Prefill tokens that are left for `r` after the decodes and the unfinished prompts before it."""
         budget = self._policy.budget
-        step = StepView(d.plan.now, self._limits.max_num_batched_tokens, len(self._running.decodes))
+        decodes = self._running.due_decodes * self._limits.tokens_per_decode
+        step = StepView(d.plan.now, self._limits.max_num_batched_tokens, decodes, self._running.load)
         left = min(d.left - step.decodes, budget.tokens(step, self._ctx))
         for u in in_order(self._running.prefilling):
             if left <= 0 or place(u) > place(r):
@@ -132,11 +133,9 @@ class Eviction:
 
     def _ends_soon(self, short: int, d: Draft) -> bool:
         """Whether requests that end within `stall_steps`, and lack nothing themselves, free `short` blocks."""
-        decodes, kv = self._running.decodes, self._kv
-        for clock in range(decodes.clock + 1, decodes.clock + 1 + self._limits.stall_steps):
-            for r in decodes.ending(clock):
-                if r not in d.growers and r.lease is not None:
-                    short -= kv.freed_by(r.lease)
+        for r in self._running.ending_within(self._limits.stall_steps):
+            if r not in d.growers and r.lease is not None:
+                short -= self._kv.freed_by(r.lease)
         return short <= 0
 
     def _candidates(self, requests: Iterable[Request], d: Draft) -> list[Candidate]:

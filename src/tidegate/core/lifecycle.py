@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tidegate.core.decodes import DecodeSet
 from tidegate.core.events import (
     Admitted,
     Arrived,
@@ -42,6 +43,8 @@ class Step:
     transfers: copies to the host and back
     leavers: decodes that left the set while this step was in flight
     ended:   whether a request that it computes has ended meanwhile
+    also:    a cohort that decodes beside the set, and its clock after this step
+    context: KV tokens that the decodes read; 0 where nobody asks
     """
 
     plan: StepPlan
@@ -53,6 +56,8 @@ class Step:
     transfers: list[Transfer] = field(default_factory=list)
     leavers: list[Request] = field(default_factory=list)
     ended: bool = False
+    also: tuple[DecodeSet, int] | None = None
+    context: int = 0
 
 
 class Lifecycle:
@@ -129,6 +134,13 @@ class Lifecycle:
         self._mark_leaver(r)
         self._running.stall(r)
 
+    def move_decode(self, r: Request, to: DecodeSet) -> None:
+        """`r` goes on decoding in another set, at that one's steps."""
+        self._mark_leaver(r)
+        if r.decode_set is not None:
+            r.decode_set.leave(r)
+        to.join(r)
+
     def launch(self, step: Step) -> None:
         """`step` is in flight from now on; those whose last token it computes give their blocks back."""
         self.in_flight.append(step)
@@ -154,6 +166,8 @@ class Lifecycle:
         _exhaust(map(list.append, step.outputs, tokens))
         if step.clock:
             self._running.decodes.apply(now)
+        if step.also is not None:
+            step.also[0].apply(now)
         if step.chunks:
             requests = list(requests)
             self._apply_chunks(step, tokens, requests, first, now)
@@ -251,9 +265,14 @@ class Lifecycle:
 
     def _mark_leaver(self, r: Request) -> None:
         """Tokens of `r` that are in flight will be counted one by one, no longer by the clock."""
-        if r.decode_set is not None:
+        d, main = r.decode_set, self._running.decodes
+        if d is not None:
             for step in self.in_flight:
-                if step.clock > r.joined_clock:
+                if d is main:
+                    clock = step.clock
+                else:
+                    clock = step.also[1] if step.also is not None and step.also[0] is d else 0
+                if clock > r.joined_clock:
                     step.leavers.append(r)
                     r.in_flight += 1
 

@@ -31,6 +31,8 @@ class Limits:
     nearly_done: a request with at most so many outputs to come is not evicted while others can be
     stall_steps: a decode that lacks a block waits for an end that is known to come within so many steps
     host_blocks, disk_blocks: blocks to which KV can be swapped, in host memory and in a file; 0 is none
+    draft_tokens: tokens that every decode computes beside its own, out of the step's budget (speculation).
+        None of them is taken as an output yet, and no blocks are reserved for their KV
     """
 
     num_blocks: int
@@ -50,12 +52,13 @@ class Limits:
     nearly_done: int = 4
     host_blocks: int = 0
     disk_blocks: int = 0
+    draft_tokens: int = 0
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
-        counts = ("bypass_bound", "resume_span", "max_preemptions", "stall_steps", "nearly_done")
+        counts = ("bypass_bound", "resume_span", "max_preemptions", "stall_steps", "nearly_done", "draft_tokens")
         for name in (*counts, "host_blocks", "disk_blocks"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0, not {getattr(self, name)}")
@@ -66,6 +69,12 @@ class Limits:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): every running request decodes one token a step"
             )
+        if self.max_num_batched_tokens < self.max_num_seqs * self.tokens_per_decode:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}) * (1 + draft_tokens ({self.draft_tokens})): every running request computes "
+                "its draft tokens in a step as well"
+            )
         if self.headroom not in HEADROOMS:
             raise ConfigError(f"headroom must be one of {', '.join(HEADROOMS)}, not {self.headroom!r}")
         if self.oversize not in OVERSIZES:
@@ -74,6 +83,11 @@ class Limits:
             raise ConfigError(f"watermark must be in [0, 1), not {self.watermark}")
         if self.partial_prefills is not None and self.partial_prefills < 1:
             raise ConfigError(f"partial_prefills must be at least 1, not {self.partial_prefills}")
+
+    @property
+    def tokens_per_decode(self) -> int:
+        """Tokens of a step's budget that one decode takes."""
+        return 1 + self.draft_tokens
 
     @property
     def pool_tokens(self) -> int:

@@ -79,6 +79,7 @@ class StepPlan:
     it may still have preempted somebody, and seats given up are told by the next plan that is not empty.
     `held_back_by` in a non-empty plan names the constraint that kept somebody waiting although
     budget, seats or blocks were left; None if nobody was held back that way.
+    `draft_tokens` is how many tokens every decode computes beside its own; a result has one token a decode.
     """
 
     step: int
@@ -94,14 +95,15 @@ class StepPlan:
     admitted: list[str] = field(default_factory=list)
     restored: list[str] = field(default_factory=list)
     held_back_by: str | None = None
+    draft_tokens: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.decodes or self.chunks or self.swapped_out or self.swapped_in)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens computed in this step: one per decode plus every chunk."""
-        return len(self.decodes) + sum(c.length for c in self.chunks)
+        """Tokens computed in this step: one per decode, its draft tokens, and every chunk."""
+        return len(self.decodes) * (1 + self.draft_tokens) + sum(c.length for c in self.chunks)
 
     def emitting(self) -> list[int]:
         """Slots that emit a token, in the order of `StepResult.tokens`: decodes, then ending chunks."""
@@ -119,6 +121,7 @@ class StepResult:
     failed_copies: ids of the requests whose `Copy` in this plan failed; the KV it was to bring is not there.
     copy_seconds: seconds that this plan's copies took, those included that ran beside its compute; 0 where nobody
         measured.
+    seconds:  how long the step kept the device busy; None where nobody measured it.
     """
 
     tokens: Sequence[int]
@@ -126,3 +129,4 @@ class StepResult:
     details: dict[int, object] = field(default_factory=dict)
     failed_copies: Sequence[str] = ()
     copy_seconds: float = 0.0
+    seconds: float | None = None

@@ -12,6 +12,7 @@ from collections.abc import Collection
 
 from tidegate.core.backfill import Backfill
 from tidegate.core.blocks import Match
+from tidegate.core.cohorts import Cohort, Cohorts
 from tidegate.core.draft import Draft
 from tidegate.core.eviction import Eviction
 from tidegate.core.kv import KvCache
@@ -52,6 +53,10 @@ class Planner:
         self._room = Room(limits, kv, running, policy.features.hold_pending)
         self._eviction = Eviction(policy, limits, ctx, kv, queue, running, lifecycle, self._room, swap)
         self._backfill = Backfill(policy, limits, ctx, kv, queue, running)
+        if policy.budget.max_stride > 1:
+            move = lifecycle.move_decode
+            running.cohorts = Cohorts(running.decodes, running.load, policy.budget, ctx, limits, move)
+        self._per_decode = limits.tokens_per_decode
         self._next_step = 0
         self._prefill_steps = 0
         self._blocked: tuple[Request, int, int, str] | None = None
@@ -59,6 +64,8 @@ class Planner:
     def plan(self, now: float) -> StepPlan:
         """The next step, in flight from now on; an empty plan if there is nothing to compute."""
         draft = Draft(StepPlan(self._next_step, now), self._limits.max_num_batched_tokens)
+        if self._running.cohorts is not None:
+            self._running.turn = self._running.cohorts.next_turn()
         if self._policy.features.mixed_batches:
             self._eviction.settle_growth(draft)
             self._eviction.settle_urgent(draft)
@@ -89,15 +96,17 @@ class Planner:
         d.plan.growth = running.grow(resumed)
         for r in resumed:
             running.start_decoding(r)
-        decodes = running.decodes
-        if decodes.members:
+        decodes, turn = running.decodes, running.turn
+        if turn is not None and running.cohorts is not None and running.due_decodes:
+            d.plan.decodes = running.cohorts.advance(turn).slots
+        elif decodes.members:
             decodes.advance()
             d.plan.decodes = decodes.slots
-            d.left -= len(d.plan.decodes)
+        d.left -= len(d.plan.decodes) * self._per_decode
 
     def _plan_unmixed(self, d: Draft) -> None:
         """A step of prompts alone or of decodes alone; decodes get a turn after `max_prefill_steps`."""
-        if not self._running.decodes.members or self._prefill_steps < self._policy.features.max_prefill_steps:
+        if not self._running.due_decodes or self._prefill_steps < self._policy.features.max_prefill_steps:
             self._eviction.settle_urgent(d)
             self._plan_prompts(d)
         if d.chunks:
@@ -115,7 +124,8 @@ class Planner:
 
     def _plan_prompts(self, d: Draft) -> None:
         """Unfinished prompts and those that can be admitted share the budget, in policy order."""
-        view = StepView(d.plan.now, self._limits.max_num_batched_tokens, len(d.plan.decodes))
+        decodes = len(d.plan.decodes) * self._per_decode
+        view = StepView(d.plan.now, self._limits.max_num_batched_tokens, decodes, self._running.load)
         d.prefill_left = min(d.left, self._policy.budget.tokens(view, self._ctx))
         unfinished: list[Request] = []
         if self._running.prefilling:
@@ -272,10 +282,16 @@ class Planner:
         decodes = running.decodes
         if plan.decodes:
             clock = decodes.clock
-            step = Step(plan, decodes.members, decodes.outputs, clock, decodes.ending(clock))
+            if running.turn is None:
+                step = Step(plan, decodes.members, decodes.outputs, clock, decodes.ending(clock))
+            else:
+                step = self._step_with(running.turn, plan)
+            if self._ctx.step_time.learns:
+                step.context = running.load.context
         else:
             step = Step(plan, [], [], 0, [])
         step.transfers = d.transfers
+        plan.draft_tokens = self._limits.draft_tokens
         plan.left = running.take_left()
         self._next_step += 1
         for r, tokens in d.chunks.items():
@@ -295,3 +311,10 @@ class Planner:
             else:
                 running.start_decoding(r)
         self._lifecycle.launch(step)
+
+    def _step_with(self, turn: Cohort, plan: StepPlan) -> Step:
+        """The step in which the main set and a cohort decode."""
+        main, own = self._running.decodes, turn.decodes
+        both = turn.together(main)
+        ending = [*main.ending(main.clock), *own.ending(own.clock)]
+        return Step(plan, both.members, both.outputs, main.clock, ending, also=(own, own.clock))

@@ -13,8 +13,9 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from tidegate.core.copy_time import CopyTime
-from tidegate.core.predict import Predictor, StepTime
+from tidegate.core.predict import Predictor
 from tidegate.core.request import Rejection
+from tidegate.core.step_time import StepModel
 from tidegate.core.view import Candidate, HostView, LoadView, Need, RequestView, StepView
 
 
@@ -36,12 +37,12 @@ class PolicyContext:
     """What policies remember and assume; owned by the host.
 
     predictor: output lengths (tokens), fed by finished requests
-    step_time: seconds a step takes, for scores that are seconds
+    step_time: seconds a step takes, for scores and budgets; learns where steps are measured
     copy_time: seconds a KV block takes to the host or back
     """
 
     predictor: Predictor
-    step_time: StepTime
+    step_time: StepModel
     now: float = 0.0
     copy_time: CopyTime = field(default_factory=CopyTime)
 
@@ -70,7 +71,12 @@ class Victim(Protocol):
 
 
 class Budget(Protocol):
-    """How many prefill tokens a step computes beside its decodes."""
+    """How many prefill tokens a step computes beside its decodes, and who decodes in it."""
+
+    @property
+    def max_stride(self) -> int:
+        """Everybody decodes at least once in so many steps; 1: everybody in every step."""
+        ...
 
     def tokens(self, step: StepView, ctx: PolicyContext) -> int:
         """Prefill tokens of this step in all."""
@@ -84,6 +90,17 @@ class Budget(Protocol):
         `remaining` of its known tokens are not computed, `left` of the step's prefill tokens may be spent
         on it, and `contended` says that these are too few while another prompt of its class or better waits
         for some. What nobody else takes is offered again without `contended`.
+        """
+        ...
+
+    def decode_tokens(self, step: StepView, ctx: PolicyContext) -> int:
+        """The most decode tokens of one step, of `step.decodes` that there would be if all decoded."""
+        ...
+
+    def stride(self, r: RequestView, step: StepView, ctx: PolicyContext) -> int:
+        """1 if `r` must decode in every step, else the most steps for one token of it.
+
+        Asked where it begins to decode and where `decode_tokens` begins or ceases to suffice.
         """
         ...
 

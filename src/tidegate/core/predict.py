@@ -169,15 +169,26 @@ def within_declared(r: RequestView, tokens: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of service: `prefill_token` per prompt token, `decode` per output token."""
+    """A `StepModel` (core/step_time.py) that is given: seconds per prompt token, and of a step that decodes."""
 
     prefill_token: float = 1e-4
     decode: float = 0.02
 
-    def prefill(self, tokens: float) -> float:
-        """Seconds to compute `tokens` of a prompt."""
-        return tokens * self.prefill_token
+    @property
+    def learns(self) -> bool:
+        return False
 
     def service(self, prefill_tokens: float, outputs: float) -> float:
         """Seconds to compute `prefill_tokens` and then `outputs` one by one, alone."""
         return prefill_tokens * self.prefill_token + outputs * self.decode
+
+    def prefill(self, tokens: float) -> float:
+        """Seconds that `tokens` of a prompt add to the steps that compute them."""
+        return tokens * self.prefill_token
+
+    def step(self, prefill_tokens: float, decodes: float, context_tokens: float = 0.0) -> float:
+        """Seconds of one step; any number of decodes takes as long as one."""
+        return prefill_tokens * self.prefill_token + (self.decode if decodes else 0.0)
+
+    def observe(self, prefill_tokens: int, decodes: int, context_tokens: int, seconds: float) -> None:
+        """There is nothing to learn."""

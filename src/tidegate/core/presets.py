@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
+from tidegate.core.policies.adaptive import AdaptiveBudget
 from tidegate.core.policies.budgets import FixedBudget
 from tidegate.core.policies.doors import QueueLimit
 from tidegate.core.policies.orders import Aged, Fcfs, Priority, ShortestJob
 from tidegate.core.policies.restores import Cheaper, Recompute, SwapOut
 from tidegate.core.policies.victims import LeastWorkLost, LowestPriority, MostHeadroom, Newest
-from tidegate.core.policy import Features, Order, Policy, Restore, Victim
+from tidegate.core.policy import Budget, Features, Order, Policy, Restore, Victim
 from tidegate.errors import ConfigError
 
 
@@ -27,6 +28,8 @@ class Composition:
     aging_rate: seconds of waiting that one unit of the order's score is worth
     share: what one long prompt gets of a step's prefill tokens while others wait, 0 to 1
     max_chunk: tokens of one chunk at most; None is no cap
+    budget: "fixed", or "adaptive": what keeps the promises between tokens of those who decode
+    floor, margin, max_stride: of the adaptive budget (see `AdaptiveBudget`); None is its default
     max_waiting: requests that may wait; None is no end
     victim: "least-work", "lowest-priority", "most-headroom", "newest", or "priority-headroom"
     restore: how a victim comes back: "auto" (whichever is cheaper), "swap" or "recompute"
@@ -37,6 +40,10 @@ class Composition:
     aging_rate: float = 1.0
     share: float = 0.5
     max_chunk: int | None = None
+    budget: str = "fixed"
+    floor: int | None = None
+    margin: float | None = None
+    max_stride: int | None = None
     max_waiting: int | None = None
     victim: str = "lowest-priority"
     restore: str = "auto"
@@ -118,11 +125,23 @@ def build_policy(name: str, params: Mapping[str, Any] | None = None) -> Policy:
         name=name,
         order=order,
         victim=VICTIMS[c.victim](),
-        budget=FixedBudget(c.share, c.max_chunk),
+        budget=_budget(c),
         admit=QueueLimit(c.max_waiting),
         restore=RESTORES[c.restore](),
         features=Features(**{f.name: getattr(c, f.name) for f in fields(Features)}),
     )
+
+
+def _budget(c: Composition) -> Budget:
+    """The budget, with what was said of it. Raises ConfigError for an option that this budget does not read."""
+    given = {n: v for n in ("floor", "margin", "max_stride") if (v := getattr(c, n)) is not None}
+    if c.budget == "adaptive":
+        return AdaptiveBudget(c.share, c.max_chunk, **given)
+    if c.budget != "fixed":
+        raise ConfigError(f"unknown budget {c.budget!r}; known are fixed, adaptive")
+    if given:
+        raise ConfigError(f'{next(iter(given))} is of the adaptive budget; say budget = "adaptive", or leave it out')
+    return FixedBudget(c.share, c.max_chunk)
 
 
 def _check(c: Composition) -> None:
@@ -130,6 +149,9 @@ def _check(c: Composition) -> None:
     wrong = {
         "share must be above 0 and at most 1": not 0 < c.share <= 1,
         "max_chunk must be at least 1": c.max_chunk is not None and c.max_chunk < 1,
+        "floor must be at least 1": c.floor is not None and c.floor < 1,
+        "margin must be at least 0 and under 1": c.margin is not None and not 0 <= c.margin < 1,
+        "max_stride must be at least 1": c.max_stride is not None and c.max_stride < 1,
         "max_waiting must be at least 0": c.max_waiting is not None and c.max_waiting < 0,
         "max_prefill_steps must be at least 1": c.max_prefill_steps < 1,
         "aging_window must be above 0": c.aging_window is not None and not c.aging_window > 0,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import merge
 
+from tidegate.core.cohorts import Cohort, Cohorts
+from tidegate.core.decode_load import DecodeLoad
 from tidegate.core.decodes import DecodeSet
 from tidegate.core.hashing import BlockHash, block_hashes
 from tidegate.core.kv import KvCache, Lease
@@ -16,7 +19,10 @@ class Running:
     """Requests that hold a seat and blocks.
 
     members:     all of them, in order of admission
-    decodes:     those that emit a token a step
+    decodes:     those that emit a token a step; its clock counts the steps that decode
+    cohorts:     those that emit one in some steps only; None where everybody decodes in every step
+    turn:        the cohort that decodes in the step being planned, beside `decodes`
+    load:        what was promised to those who decode
     prefilling:  those with known tokens still to compute
     stalled:     decodes that wait, seated, for a block
     left:        seats given up since the last plan that was executed
@@ -30,6 +36,9 @@ class Running:
         self.kv = kv
         self.members: dict[Request, None] = {}
         self.decodes = DecodeSet(limits.block_size)
+        self.cohorts: Cohorts | None = None
+        self.turn: Cohort | None = None
+        self.load = DecodeLoad((self.decodes,))
         self.prefilling: dict[Request, None] = {}
         self.stalled: dict[Request, None] = {}
         self.returned: dict[Request, None] = {}
@@ -69,6 +78,9 @@ class Running:
         """One more block for each decode that crosses into one, and for those `resumed` after they stalled."""
         crossing = self.decodes.crossing()
         slots, tables = crossing.slots, crossing.lists
+        if self.turn is not None:
+            others = self.turn.decodes.crossing()
+            slots, tables = slots + others.slots, tables + others.lists
         if resumed:
             slots = [*(r.slot for r in resumed), *slots]
             tables = [*(r.lease.table for r in resumed if r.lease is not None), *tables]
@@ -81,19 +93,45 @@ class Running:
         """`r` decodes from the next advance on."""
         self.prefilling.pop(r, None)
         self.stalled.pop(r, None)
-        self.decodes.join(r)
+        self.load.add(r)
+        (self.decodes if self.cohorts is None else self.cohorts.home(r)).join(r)
 
     def stall(self, r: Request) -> None:
         """`r` keeps its seat and blocks and skips steps until it gets a block."""
-        if r.decode_set is not None:
-            self.decodes.leave(r)
+        self._stop_decoding(r)
         self.stalled[r] = None
+
+    def _stop_decoding(self, r: Request) -> None:
+        if r.decode_set is not None:
+            r.decode_set.leave(r)
+            self.load.drop(r)
+
+    @property
+    def due_decodes(self) -> int:
+        """How many decode in the step being planned."""
+        return len(self.decodes) + (0 if self.turn is None else len(self.turn.decodes))
+
+    def crossing(self) -> list[Request]:
+        """Those of them that need a block for it."""
+        members = self.decodes.crossing().members
+        return members if self.turn is None else members + self.turn.decodes.crossing().members
+
+    def ending_within(self, steps: int) -> Iterator[Request]:
+        """Decodes whose last token comes within so many steps from now."""
+        if self.cohorts is not None:
+            return self.cohorts.ending_within(steps)
+        decodes = self.decodes
+        clocks = range(decodes.clock + 1, decodes.clock + 1 + steps)
+        return (r for clock in clocks for r in decodes.ending(clock))
+
+    def ends(self) -> Iterator[tuple[int, int]]:
+        """(clock of `decodes` at the last token at the fastest, blocks at the peak) of every decode, by clock."""
+        return self.decodes.ends() if self.turn is None or self.cohorts is None else merge(*self.cohorts.ends())
 
     def vacate(self, r: Request) -> None:
         """`r` gives seat and blocks back; its full computed blocks stay cached while memory lasts."""
         assert r.lease is not None
-        if r.decode_set is not None:
-            self.decodes.leave(r)
+        self._stop_decoding(r)
         self.peak_blocks -= r.footprint
         self.outstanding -= self.growth_left(r)
         self._keep_computed(r, r.lease)

@@ -13,15 +13,16 @@ from typing import Any, NamedTuple
 
 from tidegate.core.events import Event
 from tidegate.core.kv import KvCache
-from tidegate.core.lifecycle import Lifecycle
+from tidegate.core.lifecycle import Lifecycle, Step
 from tidegate.core.limits import Limits
 from tidegate.core.plan import StepPlan, StepResult
 from tidegate.core.planner import Planner
 from tidegate.core.policy import Key, Policy, PolicyContext, Reject
-from tidegate.core.predict import HistoryPredictor, StepTime
+from tidegate.core.predict import HistoryPredictor
 from tidegate.core.queue import WaitingQueue
 from tidegate.core.request import FinishReason, Rejection, Request, Status
 from tidegate.core.running import Running, hashes_of
+from tidegate.core.step_time import LearnedStepTime
 from tidegate.core.swap import Swap
 from tidegate.core.view import LoadView
 from tidegate.errors import RequestRefused
@@ -47,7 +48,7 @@ class Scheduler:
     def __init__(self, policy: Policy, limits: Limits, ctx: PolicyContext | None = None) -> None:
         self.policy = policy
         self.limits = limits
-        self.ctx = ctx if ctx is not None else PolicyContext(HistoryPredictor(), StepTime())
+        self.ctx = ctx if ctx is not None else PolicyContext(HistoryPredictor(), LearnedStepTime())
         self.kv = KvCache(limits.num_blocks, limits.block_size, limits.prefix_caching)
         self.running = Running(self.kv, limits)
         self.waiting = WaitingQueue(self._key)
@@ -131,7 +132,15 @@ class Scheduler:
         if len(result.tokens) != expected:
             raise ValueError(f"step {plan.step} emits {expected} tokens, the result has {len(result.tokens)}")
         self.ctx.now = now
+        if result.seconds is not None:
+            self._observe(self._lifecycle.in_flight[0], result.seconds)
         self._lifecycle.apply(self._lifecycle.in_flight[0], result, now)
+
+    def _observe(self, step: Step, seconds: float) -> None:
+        """Tell the step model how long a step took."""
+        plan = step.plan
+        decodes = len(plan.decodes) * (1 + plan.draft_tokens)
+        self.ctx.step_time.observe(plan.num_tokens - decodes, decodes, step.context, seconds)
 
     def take_events(self) -> list[Event]:
         """What happened since the last call, in order."""

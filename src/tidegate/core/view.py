@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from tidegate.core.decode_load import NOBODY, DecodeLoad
 from tidegate.core.slo import Slo
 
 
@@ -51,11 +52,13 @@ class StepView(NamedTuple):
 
     budget:  tokens the step may hold in all
     decodes: tokens taken by decodes
+    load:    what was promised to those who decode, and the KV tokens that their step reads
     """
 
     now: float
     budget: int
     decodes: int
+    load: DecodeLoad = NOBODY
 
 
 class LoadView(NamedTuple):

@@ -240,11 +240,13 @@ class Engine:
             plan, future, submitted = self._pipeline.popleft()
             result = self._outputs.process(plan, future.result())
             now = self.clock.now()
-            self._scheduler.apply(plan, result, now)
-            busy_since = max(submitted, self._last_done)
+            busy = now - max(submitted, self._last_done)
             self._last_done = now
+            if result.seconds is None:
+                result.seconds = busy
+            self._scheduler.apply(plan, result, now)
             for observer in self.observers:
-                observer.step(plan, now - busy_since)
+                observer.step(plan, busy)
 
     def _plan_next(self) -> None:
         """Keep the executor busy: plan until the pipeline is full or nothing can be planned."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tokenizers import Tokenizer
 
@@ -139,5 +139,4 @@ class OutputProcessor:
                 ends.setdefault(index, FinishReason.STOP)
             elif index in ends:
                 state.ended = True
-        ended = tuple(ends.items())
-        return StepResult(result.tokens, ended, result.details, result.failed_copies, result.copy_seconds)
+        return replace(result, finished=tuple(ends.items()))

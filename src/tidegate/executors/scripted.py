@@ -73,6 +73,7 @@ class ScriptedExecutor:
 
     host_blocks, disk_blocks: as in `engine.executor.Executor`.
     fail_copies: whose copies fail: ids of requests, or a function of a copy and whether it goes out.
+    seconds_of: tells how long a plan "took"; None measures nothing.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class ScriptedExecutor:
         host_blocks: int = 0,
         disk_blocks: int = 0,
         fail_copies: Collection[str] | Callable[[Copy, bool], bool] = (),
+        seconds_of: Callable[[StepPlan], float] | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -96,6 +98,7 @@ class ScriptedExecutor:
         self.disk_blocks = disk_blocks
         self.fail_copies = fail_copies
         self._host = HostBlocks(host_blocks + disk_blocks)
+        self.seconds_of = seconds_of
         self._last_step: int | None = None
         self._slots: dict[int, _Slot] = {}
         self._holders = [0] * num_blocks
@@ -144,7 +147,8 @@ class ScriptedExecutor:
             self._prefill(plan, chunk.slot, chunk.start, chunk.length, chunk.emits)
             if chunk.emits:
                 self._sample(plan, chunk.slot, tokens, finished)
-        return StepResult(tokens, finished, failed_copies=failed)
+        seconds = None if self.seconds_of is None else self.seconds_of(plan)
+        return StepResult(tokens, finished, failed_copies=failed, seconds=seconds)
 
     def _leave(self, plan: StepPlan, slot: int) -> _Slot:
         state = self._slots.pop(slot, None)

@@ -30,7 +30,7 @@ REQUEST_KEYS = (
 CONFIG_KEYS = (
     "kv", "block", "budget", "max_seqs", "max_model_len", "headroom", "watermark", "oversize", "partial_prefills",
     "prefix_caching", "mixed_batches", "policy", "params", "predictor", "history", "step_ms", "cached", "limits",
-    "host_blocks", "disk_blocks", "cost",
+    "host_blocks", "disk_blocks", "cost", "draft", "accept",
 )  # fmt: skip
 LIMIT_KEYS = ("bypass_bound", "resume_span", "max_preemptions", "stall_steps", "nearly_done")
 COST_KEYS = ("prefill_tok_us", "copy_block_us")
@@ -39,7 +39,6 @@ HEADROOMS = ("none", "watermark", "declared")
 
 # What a file may ask for that this version does not do: the key, and the mechanism it needs.
 AWAITED = {
-    "draft": "draft tokens", "accept": "draft tokens",
     "max_waiting": "limits at the door", "max_queued_tokens": "limits at the door",
     "ttft_target_s": "limits at the door", "service_rate": "an executor of a given rate",
     "prefill_rate": "an executor of a given rate", "queue_ttl": "queue timeouts", "ttl": "queue timeouts",
@@ -79,6 +78,7 @@ class ScenarioRequest:
 class ScenarioConfig:
     """The `cfg` of a file, with its defaults. Sizes are blocks or tokens as in `core`'s `Limits`.
 
+    draft:    draft tokens that every decode computes beside its own, none of which is accepted
     limits:   further fields of `Limits` (steps, outputs, counts), for those who study them
     resident: blocks of each named prefix that lie computed and unreferenced in the cache at the start
     history:  (prompt tokens, outputs) of requests that the predictor has seen end
@@ -106,6 +106,7 @@ class ScenarioConfig:
     disk_blocks: int = 0
     prefill_token_s: float | None = None
     copy_block_s: float | None = None
+    draft: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +257,7 @@ def _config(raw: Mapping[str, Any], families: Sequence[Mapping[str, Any]]) -> Sc
         host_blocks=_whole(raw, "host_blocks", default=0, least=0, where="cfg"),
         disk_blocks=_whole(raw, "disk_blocks", default=0, least=0, where="cfg"),
         **_cost(raw),
+        draft=_draft(raw),
     )
 
 
@@ -287,6 +289,15 @@ def _limits(raw: Mapping[str, Any]) -> dict[str, Any]:
     if "watermark" in raw:
         limits["watermark"] = _number(raw["watermark"], "cfg.watermark")
     return limits
+
+
+def _draft(raw: Mapping[str, Any]) -> int:
+    draft, accept = _whole(raw, "draft", default=0, least=0, where="cfg"), raw.get("accept", 0)
+    if accept and _whole(raw, "accept", least=0, where="cfg"):
+        raise InputError(f"cfg.accept is 0, not {accept}: a step yields one token a decode in this version")
+    if "accept" in raw and not draft:
+        raise InputError("cfg.accept without cfg.draft says nothing")
+    return draft
 
 
 def _history(raw: Sequence[Any]) -> Iterator[tuple[int, int]]:

@@ -18,13 +18,14 @@ from tidegate.core.events import Admitted, Arrived, Emitted, Event, Finished, Pr
 from tidegate.core.limits import Limits
 from tidegate.core.plan import StepPlan, StepResult
 from tidegate.core.policy import Policy, PolicyContext
-from tidegate.core.predict import OraclePredictor, Predictor, StepTime
+from tidegate.core.predict import OraclePredictor, Predictor
 from tidegate.core.presets import DEFAULT_POLICY, PRESETS, Composition, build_policy
 from tidegate.core.request import Request
 from tidegate.core.scheduler import Scheduler
 from tidegate.errors import InputError, RequestRefused
 from tidegate.executors.scripted import Script, ScriptedExecutor
 from tidegate.predictors.choice import build_predictor
+from tidegate.simulate.formula_time import FormulaTime
 from tidegate.simulate.scenario import LIMIT_KEYS, Scenario, ScenarioConfig, ScenarioRequest, nearest
 
 STUCK_AFTER = 3
@@ -126,7 +127,8 @@ def run(
     chosen = _policy(scenario.config, policy)
     config = scenario.config
     copy_time = CopyTime() if config.copy_block_s is None else CopyTime(config.copy_block_s, config.copy_block_s)
-    context = PolicyContext(predictor=OraclePredictor(), step_time=_step_time(config), copy_time=copy_time)
+    step_time = FormulaTime.of(config.step_ms, config.budget, config.prefill_token_s)
+    context = PolicyContext(predictor=OraclePredictor(), step_time=step_time, copy_time=copy_time)
     planner = scheduler(chosen, _limits(config, chosen.name), context)
     sizes = {"num_blocks": config.num_blocks, "block_size": config.block_size, "max_num_seqs": config.max_seqs}
     double = executor(**sizes, host_blocks=config.host_blocks, disk_blocks=config.disk_blocks)
@@ -177,6 +179,7 @@ def _limits(config: ScenarioConfig, policy: str) -> Limits:
         prefix_caching=config.prefix_caching,
         host_blocks=config.host_blocks,
         disk_blocks=config.disk_blocks,
+        draft_tokens=config.draft,
         **further,
     )
 
@@ -187,16 +190,6 @@ def _predictor(config: ScenarioConfig) -> Predictor:
     for prompt, outputs in config.history:
         predictor.observe(Request("history", prompt_tokens=prompt, max_tokens=outputs), outputs)
     return predictor
-
-
-def _step_time(config: ScenarioConfig) -> StepTime:
-    """Service times in the run's time unit: a full budget and a decode each take a step, unless `cost` says it."""
-    if config.step_ms is None:
-        prefill, decode = 1.0 / config.budget, 1.0
-    else:
-        full = config.step_ms(0, config.budget) - config.step_ms(0, 0)
-        prefill, decode = full / config.budget / 1000.0, config.step_ms(1, 0) / 1000.0
-    return StepTime(prefill_token=prefill if config.prefill_token_s is None else config.prefill_token_s, decode=decode)
 
 
 def _as_dict(row: Step | Fate | Wait) -> dict[str, Any]:
@@ -300,10 +293,12 @@ class _Run:
         prefill = sum(chunk.length for chunk in plan.chunks)
         formula = self.scenario.config.step_ms
         copying = self._copy_seconds(plan)
-        self.now += 1.0 if formula is None else formula(len(plan.decodes), prefill) / 1000.0 + copying
+        decodes = len(plan.decodes) * (1 + plan.draft_tokens)
+        seconds = 1.0 if formula is None else formula(decodes, prefill) / 1000.0
+        self.now += seconds + (0.0 if formula is None else copying)
         if plan:
             result = self.executor.submit(plan).result()
-            result.copy_seconds = copying
+            result.seconds, result.copy_seconds = seconds, copying
             self._note_copies(plan, result)
             self.scheduler.apply(plan, result, self.now)
             self._absorb(row)
@@ -324,7 +319,7 @@ class _Run:
             self.slots.pop(slot, None)
         for join in plan.joined:
             self.slots[join.slot] = join.request_id
-        row.scheduled = {self.slots[slot]: 1 for slot in plan.decodes}
+        row.scheduled = {self.slots[slot]: 1 + plan.draft_tokens for slot in plan.decodes}
         row.scheduled |= {self.slots[chunk.slot]: chunk.length for chunk in plan.chunks}
         for name in row.scheduled:
             fate = self.outcome.requests[name]

@@ -153,6 +153,7 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def _step(self, plan: StepPlan) -> StepResult:
+        began = time.perf_counter()
         self._apply_deltas(plan)
         packed = self._slots.pack(plan)
         started = time.perf_counter()
@@ -169,8 +170,9 @@ class TorchExecutor:
         self._slots.last_token[packed.emit_index] = sampled.tokens
         tokens = sampled.tokens.tolist()
         self.forward_seconds += computed - started
-        self.sampling_seconds += time.perf_counter() - computed
-        return StepResult(tokens, sampled.finished, sampled.details)
+        ended = time.perf_counter()
+        self.sampling_seconds += ended - computed
+        return StepResult(tokens, sampled.finished, sampled.details, seconds=ended - began)
 
     def _apply_deltas(self, plan: StepPlan) -> None:
         for slot in plan.left:

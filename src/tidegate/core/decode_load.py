@@ -1,0 +1,87 @@
+"""What a `Budget` may want to know of those who decode: kept where somebody comes or goes, read on demand."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from math import inf
+from typing import NamedTuple, Protocol
+
+from tidegate.core.slo import NO_SLO, Slo
+
+
+class Pace(NamedTuple):
+    """Seconds between tokens that were promised to somebody, and that request's tier."""
+
+    seconds: float
+    tier: int
+
+
+class Decoder(Protocol):
+    """As much of a request as counts here."""
+
+    @property
+    def slo(self) -> Slo: ...
+    @property
+    def tier(self) -> int: ...
+
+
+class Decodes(Protocol):
+    """As much of a set of decodes as counts here: how many, and the KV tokens that one decode of each reads."""
+
+    def __len__(self) -> int: ...
+    @property
+    def context(self) -> int: ...
+
+
+class DecodeLoad:
+    """The promises of all who decode. Coming and going costs O(log n) for n promises; a step costs nothing.
+
+    paces:   every promise, tightest first
+    due:     the sets that decode in the step being planned
+    changes: grows whenever somebody comes or goes
+    """
+
+    __slots__ = ("changes", "due", "paces")
+
+    def __init__(self, due: Sequence[Decodes] = ()) -> None:
+        self.paces: list[Pace] = []
+        self.due = due
+        self.changes = 0
+
+    @property
+    def context(self) -> int:
+        """KV tokens that the decodes of the step being planned read."""
+        return sum(decodes.context for decodes in self.due)
+
+    @property
+    def context_of_one(self) -> float:
+        """KV tokens that one of them reads, on average."""
+        return self.context / max(1, sum(map(len, self.due)))
+
+    def tightest(self, least: float) -> Pace | None:
+        """The tightest promise of at least `least` seconds; None without one."""
+        at = bisect_left(self.paces, (least,))
+        return self.paces[at] if at < len(self.paces) else None
+
+    def add(self, r: Decoder) -> None:
+        """`r` begins to decode."""
+        self.changes += 1
+        if (seconds := pace_of(r.slo)) < inf:
+            insort(self.paces, Pace(seconds, r.tier))
+
+    def drop(self, r: Decoder) -> None:
+        """`r` decodes no more."""
+        self.changes += 1
+        if (seconds := pace_of(r.slo)) < inf:
+            del self.paces[bisect_left(self.paces, (seconds, r.tier))]
+
+
+def pace_of(slo: Slo) -> float:
+    """Seconds between tokens that were promised, on the mean or at most; inf without a promise."""
+    if slo is NO_SLO:
+        return inf
+    return min((p for p in (slo.tpot, slo.tbt) if p is not None), default=inf)
+
+
+NOBODY = DecodeLoad()

@@ -1,0 +1,90 @@
+"""The token budget that keeps promises between tokens: chunks that fit, and decodes that take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+from tidegate.core.decode_load import pace_of
+from tidegate.core.policies.budgets import share_of
+from tidegate.core.policy import PolicyContext
+from tidegate.core.view import RequestView, StepView
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveBudget:
+    """As many prefill tokens as leave the step within the tightest promise of those who decode.
+
+    The limit of a step is `(1 - margin) * p` seconds, where p is the tightest TPOT or TBT promise that a
+    single decode would keep alone (a tighter one is hopeless and holds nobody back). Every step keeps it:
+    slack of a mean is not spent, so TPOT and TBT are treated alike. Prompts get the largest n with
+    `step(n, decodes, context) <= limit`, but at least `floor` tokens, so that they never stall for good; all
+    of the budget where nobody who decodes was promised a pace (Sarathi-Serve, OSDI 2024, makes the chunk
+    the handle on the time between tokens; there it is found offline).
+
+    Where the decodes alone would break the limit, those who were promised no pace, and are of no better tier
+    than whoever was, take turns: everybody decodes at least once in `max_stride` steps, and no more rarely
+    than the limit asks for. `max_stride` 1 is no turns.
+
+    Bad at throughput where promises are tight: small chunks use a GPU badly, and so do small batches.
+    As right as the step model in the context. `share` and `max_chunk` are those of `FixedBudget`.
+    """
+
+    share: float = 0.5
+    max_chunk: int | None = None
+    floor: int = 64
+    margin: float = 0.05
+    max_stride: int = 4
+
+    def tokens(self, step: StepView, ctx: PolicyContext) -> int:
+        most, limit = step.budget - step.decodes, self._limit(step, ctx)
+        if limit is None or most <= 0:
+            return most
+        context = step.load.context
+        return max(min(self.floor, most), largest(lambda n: ctx.step_time.step(n, step.decodes, context), limit, most))
+
+    def chunk(
+        self, r: RequestView, remaining: int, left: int, step: StepView, contended: bool, ctx: PolicyContext
+    ) -> int:
+        whole = self.tokens(step, ctx) if contended else remaining
+        return share_of(remaining, left, whole, self.share, self.max_chunk)
+
+    def decode_tokens(self, step: StepView, ctx: PolicyContext) -> int:
+        limit = self._limit(step, ctx)
+        if limit is None or not step.decodes:
+            return step.decodes
+        context = step.load.context_of_one
+        return max(1, largest(lambda n: ctx.step_time.step(0, n, context * n), limit, step.decodes))
+
+    def stride(self, r: RequestView, step: StepView, ctx: PolicyContext) -> int:
+        pace = step.load.tightest(ctx.step_time.step(0, 1))
+        yields = pace is not None and r.tier >= pace.tier and pace_of(r.slo) == inf
+        return self.max_stride if yields else 1
+
+    def _limit(self, step: StepView, ctx: PolicyContext) -> float | None:
+        """Seconds that the step may take; None where nobody minds."""
+        if not step.load.paces:
+            return None
+        pace = step.load.tightest(ctx.step_time.step(0, 1))
+        return None if pace is None else pace.seconds * (1.0 - self.margin)
+
+
+def largest(seconds: Callable[[int], float], limit: float, most: int) -> int:
+    """The largest n of 0 .. `most` with `seconds(n) <= limit`, for `seconds` that never falls; 0 if there is none.
+
+    A straight line is met at the first guess, whatever else by halving.
+    """
+    longest = seconds(most)
+    if longest <= limit:
+        return most
+    shortest = seconds(0)
+    if shortest >= limit:
+        return 0
+    low, high = 0, most
+    guess = int(most * (limit - shortest) / (longest - shortest))
+    while high - low > 1:
+        n = min(max(guess, low + 1), high - 1)
+        low, high = (n, high) if seconds(n) <= limit else (low, n)
+        guess = low + 1 if n == guess and low == n else (low + high) // 2
+    return low
