@@ -74,6 +74,10 @@ Size = Annotated[Count, BeforeValidator(_bytes)]
 Promise = Annotated[Seconds | None, BeforeValidator(_no_promise)]
 
 
+PER_ENGINE = ("num_blocks", "max_model_len", "host_blocks", "disk_blocks")
+"""Limits that depend on the model and the machine: whoever starts an engine works them out."""
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """`[scheduler]`. What is named as in core.limits.Limits means what it means there.
@@ -107,6 +111,7 @@ class SchedulerConfig:
     resume_span: Steps = 128
     max_preemptions: Steps = 8
     stall_steps: Steps = 2
+    nearly_done: Steps = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +268,7 @@ class Config:
     def limits(self, num_blocks: int, max_model_len: int | None) -> Limits:
         """The scheduler's limits over a pool of `num_blocks` and a model of `max_model_len` tokens."""
         s = self.scheduler
-        shared = {f.name: getattr(s, f.name) for f in fields(Limits) if f.name not in ("num_blocks", "max_model_len")}
+        shared = {f.name: getattr(s, f.name) for f in fields(Limits) if f.name not in PER_ENGINE}
         lengths = [n for n in (max_model_len, s.max_model_len) if n is not None]
         try:
             return Limits(num_blocks=num_blocks, max_model_len=min(lengths, default=None), **shared)

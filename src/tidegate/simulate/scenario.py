@@ -31,7 +31,7 @@ CONFIG_KEYS = (
     "kv", "block", "budget", "max_seqs", "max_model_len", "headroom", "watermark", "oversize", "partial_prefills",
     "prefix_caching", "mixed_batches", "policy", "params", "predictor", "history", "step_ms", "cached", "limits",
 )  # fmt: skip
-LIMIT_KEYS = ("bypass_bound", "resume_span", "max_preemptions", "stall_steps")
+LIMIT_KEYS = ("bypass_bound", "resume_span", "max_preemptions", "stall_steps", "nearly_done")
 SLO_KEYS = ("ttft", "tpot", "tbt", "e2e")
 HEADROOMS = ("none", "watermark", "declared")
 
