@@ -227,6 +227,10 @@ OTHER: dict[str, dict[str, Any]] = {
         "partial_prefills": 3,
         "prefix_caching": False,
         "max_waiting": 5,
+        "max_waiting_tokens": 9000,
+        "displace_waiting": True,
+        "refuse_hopeless": True,
+        "shed_hopeless": True,
         "bypass_bound": 1,
         "resume_span": 1,
         "max_preemptions": 1,
@@ -274,7 +278,7 @@ POLICY_OPTIONS = {
 
 
 def test_every_policy_option_is_covered_here() -> None:
-    elsewhere = {"aging_window", "aging_rate", "max_waiting"}
+    elsewhere = {"aging_window", "aging_rate", "class_limits", *DOOR}
     assert set(POLICY_OPTIONS) == {f.name for f in fields(Composition)} - elsewhere
 
 

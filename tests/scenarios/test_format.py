@@ -52,7 +52,13 @@ MISTAKES = {
     "unknown cfg": (SMALL.replace("budget:", "budgit: 3, budget:"), "unknown cfg key 'budgit'; did you mean 'budget'"),
     "unknown request key": (SMALL.replace("prio:", "proi: 3, prio:"), "A: request key 'proi'; did you mean 'prio'"),
     "later mechanism": (SMALL.replace("kv: 16", "kv: 16, host_blocks: 4"), "'host_blocks' needs swap"),
-    "later headroom": (SMALL.replace("kv: 16", "kv: 16, headroom: quantile"), "needs quantile head-room"),
+    "no rate": (SMALL.replace("kv: 16", "kv: 16, prefill_rate: fast"), 'cfg.prefill_rate is such as "10000 tok/s"'),
+    "two lengths": (SMALL.replace("kv: 16", "kv: 16, step_ms: 1, prefill_rate: 9 tok/s"), "give one of them"),
+    "no time": (SMALL.replace("kv: 16", "kv: 16, queue_ttl: 0"), "cfg.queue_ttl is above 0"),
+    "no adapters": (
+        SMALL.replace("kv: 16", "kv: 16, limits: {resource_patience: 3}"), "does nothing without cfg.max_loras"
+    ),
+    "no quantile": (SMALL.replace("kv: 16", "kv: 16, headroom_quantile: 0.5"), "does nothing with headroom"),
     "unknown headroom": (SMALL.replace("kv: 16", "kv: 16, headroom: watermerk"), "did you mean 'watermark'"),
     "prose": ("id: S43\nload: 20 req/s for 600 s\ncfg: {kv: 1}", "describes its arrivals in words"),
     "no pool": (SMALL.replace("kv: 16, ", ""), "cfg.kv is missing"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tidegate.core.policies.budgets import FixedBudget
-from tidegate.core.policies.doors import QueueLimit
+from tidegate.core.policies.doors import ClassLimit, QueueLimit
 from tidegate.core.policies.orders import Aged, Fcfs, Priority, ShortestJob
 from tidegate.core.policies.restores import Cheaper, Recompute, SwapOut
 from tidegate.core.policies.victims import LeastWorkLost, LowestPriority, Newest
@@ -27,6 +27,9 @@ class Composition:
     share: what one long prompt gets of a step's prefill tokens while others wait, 0 to 1
     max_chunk: tokens of one chunk at most; None is no cap
     max_waiting: requests that may wait; None is no end
+    max_waiting_tokens: tokens of work that may wait; None is no end
+    class_limits: the same for single classes, by name
+    displace_waiting, refuse_hopeless, shed_hopeless: see `QueueLimit`
     victim: "least-work", "lowest-priority" or "newest"
     restore: how a victim comes back: "auto" (whichever is cheaper), "swap" or "recompute"
     displace, backfill, hold_pending, spare, mixed_batches, max_prefill_steps: see `Features`
@@ -37,6 +40,11 @@ class Composition:
     share: float = 0.5
     max_chunk: int | None = None
     max_waiting: int | None = None
+    max_waiting_tokens: int | None = None
+    class_limits: Mapping[str, ClassLimit] = field(default_factory=dict)
+    displace_waiting: bool = False
+    refuse_hopeless: bool = False
+    shed_hopeless: bool = False
     victim: str = "lowest-priority"
     restore: str = "auto"
     displace: bool = True
@@ -116,9 +124,15 @@ def build_policy(name: str, params: Mapping[str, Any] | None = None) -> Policy:
         order=order,
         victim=VICTIMS[c.victim](),
         budget=FixedBudget(c.share, c.max_chunk),
-        admit=QueueLimit(c.max_waiting),
+        admit=_door(c),
         restore=RESTORES[c.restore](),
         features=Features(**{f.name: getattr(c, f.name) for f in fields(Features)}),
+    )
+
+
+def _door(c: Composition) -> QueueLimit:
+    return QueueLimit(
+        c.max_waiting, c.max_waiting_tokens, c.class_limits, c.displace_waiting, c.refuse_hopeless, c.shed_hopeless
     )
 
 
@@ -128,6 +142,8 @@ def _check(c: Composition) -> None:
         "share must be above 0 and at most 1": not 0 < c.share <= 1,
         "max_chunk must be at least 1": c.max_chunk is not None and c.max_chunk < 1,
         "max_waiting must be at least 0": c.max_waiting is not None and c.max_waiting < 0,
+        "max_waiting_tokens must be at least 1": c.max_waiting_tokens is not None and c.max_waiting_tokens < 1,
+        "displace_waiting without a max_waiting or max_waiting_tokens does nothing and must be false": c.displace_waiting and c.max_waiting is None and c.max_waiting_tokens is None,
         "max_prefill_steps must be at least 1": c.max_prefill_steps < 1,
         "aging_window must be above 0": c.aging_window is not None and not c.aging_window > 0,
         "aging_rate must be at least 0": not c.aging_rate >= 0,

@@ -16,6 +16,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from tidegate.core.events import Admitted, Arrived, Emitted, Event, Finished, Preempted, Rejected, Restored
 from tidegate.core.limits import Limits
 from tidegate.core.plan import StepPlan
+from tidegate.core.policies.doors import QueueLimit
 from tidegate.core.policy import Policy, PolicyContext
 from tidegate.core.predict import OraclePredictor, Predictor, StepTime
 from tidegate.core.presets import DEFAULT_POLICY, PRESETS, Composition, build_policy
@@ -139,7 +140,9 @@ def _policy(config: ScenarioConfig, policy: str | Policy | None) -> Policy:
         if name not in PRESETS:
             raise InputError(f"unknown policy {name!r}; {nearest(name, tuple(PRESETS))}")
         _check_params(name, config.params)
-        policy = build_policy(name, config.params)
+        policy = build_policy(name, {**config.door, **config.params})
+    elif config.door:
+        policy = replace(policy, admit=QueueLimit(**config.door))
     if not config.mixed_batches:
         policy = replace(policy, features=replace(policy.features, mixed_batches=False))
     return policy
@@ -326,6 +329,8 @@ class _Run:
             slo=spec.slo,
             block_hashes=self.hashes.prompt(spec),
             not_before=spec.blocked_until,
+            queue_ttl=spec.queue_ttl,
+            resource=spec.resource,
             oracle_tokens=spec.outputs,
             handle=Script(range(spec.outputs), stops=spec.outputs < spec.declared),
         )
