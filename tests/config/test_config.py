@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.config import (
+    DOOR,
+    PER_ENGINE,
     AgingConfig,
     ApiKey,
     ClassConfig,
@@ -62,7 +64,9 @@ def test_a_config_is_frozen_and_its_source_untouched() -> None:
         ({"scheduler": {"max_num_seqs": True}}, "scheduler.max_num_seqs must be a valid integer, not True"),
         ({"scheduler": {"max_num_seqs": 4096}}, "scheduler.max_num_batched_tokens (2048) must be at least max_num"),
         ({"scheduler": {"prefix_caching": 1}}, "scheduler.prefix_caching must be a valid boolean, not 1"),
-        ({"scheduler": {"headroom": "some"}}, "scheduler.headroom must be one of none, watermark, declared"),
+        ({"scheduler": {"headroom": "some"}}, "scheduler.headroom must be one of none, watermark, quantile, declared"),
+        ({"scheduler": {"headroom_quantile": 0.5}}, "scheduler.headroom_quantile does nothing with headroom"),
+        ({"classes": {"batch": {"queue_ttl": 0}}}, "classes.batch.queue_ttl must be greater than 0, not 0"),
         ({"scheduler": {"oversize": "some"}}, "scheduler.oversize must be one of refuse, clip, not 'some'"),
         ({"scheduler": {"watermark": 1.0}}, "scheduler.watermark must be less than 1, not 1.0"),
         ({"scheduler": {"pipeline_depth": 3}}, "scheduler.pipeline_depth must be 1 or 2, not 3"),
@@ -213,6 +217,8 @@ def test_files_and_overrides(tmp_path: Path) -> None:
         load_config(path)
 
 
+QUANTILE: dict[str, Any] = {"scheduler": {"headroom": "quantile"}}
+
 # One other value for every option that becomes part of Limits or Policy.
 OTHER: dict[str, dict[str, Any]] = {
     "scheduler": {
@@ -223,6 +229,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "max_model_len": 99,
         "headroom": "declared",
         "watermark": 0.2,
+        "headroom_quantile": 0.5,
         "oversize": "clip",
         "partial_prefills": 3,
         "prefix_caching": False,
@@ -235,6 +242,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "resume_span": 1,
         "max_preemptions": 1,
         "stall_steps": 1,
+        "nearly_done": 2,
     },
     "aging": {"window": 30.0, "rate": 2.0},
 }
@@ -250,12 +258,12 @@ READ_AS_THEY_ARE = {
 
 def made(raw: dict[str, Any]) -> tuple[Any, ...]:
     config = resolve(raw)
-    return config.limits(1000, 8192), config.build_policy(), config.slo_classes
+    return config.limits(1000, 8192), config.build_policy(), config.slo_classes, config.service_limits
 
 
 @pytest.mark.parametrize(("section", "option"), [(s, o) for s, options in OTHER.items() for o in options])
 def test_every_scheduling_option_changes_what_is_made(section: str, option: str) -> None:
-    base: dict[str, Any] = {"aging": {"window": 10.0}} if option == "rate" else {}
+    base: dict[str, Any] = {"rate": {"aging": {"window": 10.0}}, "headroom_quantile": QUANTILE}.get(option, {})
     changed = {**base, section: {**base.get(section, {}), option: OTHER[section][option]}}
     assert made(changed) != made(base)
 
@@ -272,6 +280,8 @@ POLICY_OPTIONS = {
     "displace": False,
     "backfill": False,
     "hold_pending": False,
+    "restore": "recompute",
+    "spare": False,
     "mixed_batches": False,
     "max_prefill_steps": 9,
 }
@@ -303,7 +313,7 @@ def test_no_option_is_left_out_of_these_tests() -> None:
 
 
 def test_every_limit_can_be_configured() -> None:
-    assert {f.name for f in fields(Limits)} <= {f.name for f in fields(SchedulerConfig)}
+    assert {f.name for f in fields(Limits)} - set(PER_ENGINE) <= {f.name for f in fields(SchedulerConfig)}
 
 
 def options_read() -> set[str]:

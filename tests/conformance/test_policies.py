@@ -18,7 +18,7 @@ from tidegate.core.events import Admitted, Arrived, Emitted, Finished, Preempted
 from tidegate.core.limits import Limits
 from tidegate.core.policy import PolicyContext
 from tidegate.core.predict import HistoryPredictor, OraclePredictor, StepTime
-from tidegate.core.presets import PRESETS, build_policy
+from tidegate.core.presets import PRESETS, VICTIMS, build_policy
 from tidegate.core.request import FinishReason, Request
 from tidegate.core.scheduler import Scheduler
 from tidegate.errors import RequestRefused
@@ -114,10 +114,11 @@ def parameters(draw, name):
                 "aging_window": st.sampled_from([1.0, 20.0]),
                 "share": st.sampled_from([0.25, 0.5, 1.0]),
                 "max_chunk": st.integers(1, 16),
-                "victim": st.sampled_from(["least-work", "lowest-priority", "newest"]),
+                "victim": st.sampled_from(sorted(VICTIMS)),
                 "displace": st.booleans(),
                 "backfill": st.booleans(),
                 "hold_pending": st.booleans(),
+                "spare": st.booleans(),
                 "mixed_batches": st.booleans(),
                 "max_prefill_steps": st.integers(1, 3),
             },

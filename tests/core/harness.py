@@ -9,10 +9,10 @@ from zlib import crc32
 
 from tidegate.core.events import Emitted, Event, Finished, Rejected
 from tidegate.core.limits import Limits
-from tidegate.core.plan import StepPlan, StepResult
+from tidegate.core.plan import Copy, StepPlan, StepResult
 from tidegate.core.policy import Policy
 from tidegate.core.presets import build_policy
-from tidegate.core.request import FinishReason, Request
+from tidegate.core.request import FinishReason, Request, Status
 from tidegate.core.scheduler import Scheduler
 from tidegate.errors import RequestRefused
 
@@ -33,12 +33,14 @@ class Run:
     """One scheduler on a step clock (a step is a second) at a pipeline depth.
 
     `stop_after` ends a request after that many outputs, as a stop token would. Output `g` of a request
-    is the token `g`, so that what a client received tells order, loss and repetition.
+    is the token `g`, so that what a client received tells order, loss and repetition. `fails` says which copies to
+    the host or back fail.
     """
 
     scheduler: Scheduler
     depth: int = 1
     stop_after: dict[str, int] = field(default_factory=dict)
+    fails: Callable[[Copy], bool] = lambda copy: False
     now: int = 0
     plans: list[StepPlan] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -72,7 +74,7 @@ class Run:
     def step(self) -> StepPlan:
         """Plan one step and apply the oldest one once `depth` are in flight (or there is nothing to plan)."""
         plan = self.scheduler.plan(float(self.now))
-        self.scheduler.kv.check()
+        self.check()
         self.plans.append(plan)
         if plan:
             for slot in plan.left:
@@ -125,8 +127,20 @@ class Run:
             self._produced[id] = g + 1
             if g + 1 == self.stop_after.get(id):
                 finished.append((index, FinishReason.STOP))
-        self.scheduler.apply(plan, StepResult(tokens, finished), float(self.now))
+        failed = [copy.request_id for copy in (*plan.swapped_out, *plan.swapped_in) if self.fails(copy)]
+        self.scheduler.apply(plan, StepResult(tokens, finished, failed_copies=failed), float(self.now))
+        self.check()
+
+    def check(self) -> None:
+        """No block is lost or held twice, on the device and on the host."""
         self.scheduler.kv.check()
+        steps = self.scheduler._lifecycle.in_flight
+        under_way = [t for step in steps for t in step.transfers]
+        ended = [t.copy.host for t in under_way if not t.inward and t.request.status is Status.FINISHED]
+        live = [r.host for r in self.scheduler._lifecycle.requests.values()]
+        held = sorted(block for blocks in (*live, *ended, *(t.host for t in under_way)) for block in blocks)
+        assert len(set(held)) == len(held)
+        assert self.scheduler.swap.pool.used == len(held)
 
     def _collect(self) -> None:
         for event in self.scheduler.take_events():

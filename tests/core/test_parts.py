@@ -14,13 +14,11 @@ from tidegate.core.blocks import Run, _common
 from tidegate.core.decodes import DecodeSet
 from tidegate.core.hashing import block_hashes
 from tidegate.core.kv import KvCache
-from tidegate.core.policies.victims import LeastWorkLost, LowestPriority, Newest, covers, smallest_set
 from tidegate.core.policy import Key, PolicyContext
 from tidegate.core.predict import HistoryPredictor, OraclePredictor, StepTime
 from tidegate.core.queue import WaitingQueue
 from tidegate.core.request import LEGAL, FinishReason, Request, Status
 from tidegate.core.timing import StepTimes, nearest_rank
-from tidegate.core.view import Candidate, Need
 from tidegate.errors import ConfigError, IllegalTransition
 
 
@@ -267,55 +265,6 @@ def test_a_block_hash_covers_everything_before_it_and_the_salt() -> None:
     assert block_hashes([1, 2, 3, 4], 2, "s")[0] != base[0]
     with pytest.raises(TypeError, match="made up"):
         block_hashes([1, 2, 3, 4], 2, known=[17])
-
-
-candidates = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 20), st.integers(0, 2)), max_size=7)
-
-
-def built(spec: list[tuple[int, int, int]]) -> list[Candidate]:
-    found = []
-    for seq, (blocks, lost, tier) in enumerate(spec):
-        r = Request(f"r{seq}", prompt_tokens=1)
-        r.seq, r.tier = seq, tier
-        found.append(Candidate(r, blocks, lost))
-    return found
-
-
-@given(candidates, st.integers(0, 12), st.integers(0, 2))
-def test_victims_are_a_smallest_cover_or_nobody(spec: list[tuple[int, int, int]], blocks: int, seats: int) -> None:
-    offered, need = built(spec), Need(blocks, seats)
-    if not blocks and not seats:
-        return
-    chosen = smallest_set(offered, need, cost=lambda c: c.lost)
-    sizes = [n for n in range(1, len(offered) + 1) for s in itertools.combinations(offered, n) if covers(s, need)]
-    if not sizes:
-        assert chosen == []
-        return
-    assert covers(chosen, need)
-    assert len(chosen) == min(sizes)
-    assert len({c.request.id for c in chosen}) == len(chosen)
-    if len(chosen) == 1:
-        assert chosen[0].lost == min(c.lost for c in offered if covers([c], need))
-
-
-@given(candidates, st.integers(1, 12), st.sampled_from([Newest(), LeastWorkLost(), LowestPriority()]))
-def test_every_victim_policy_covers_or_evicts_nobody(
-    spec: list[tuple[int, int, int]], blocks: int, policy: Newest | LeastWorkLost | LowestPriority
-) -> None:
-    offered, need = built(spec), Need(blocks, 0)
-    chosen = policy.choose(offered, need, context())
-    assert covers(chosen, need) == covers(offered, need)
-    assert not chosen or covers(chosen, need)
-    if isinstance(policy, LowestPriority) and chosen:
-        spared = [c for c in offered if c not in chosen]
-        worst_spared = max((c.request.tier for c in spared if c.blocks >= blocks), default=-1)
-        assert min(c.request.tier for c in chosen) >= min(worst_spared, max(c.request.tier for c in chosen))
-
-
-def test_ties_go_to_the_newest() -> None:
-    offered = built([(3, 5, 0), (3, 5, 0), (3, 5, 0)])
-    assert LeastWorkLost().choose(offered, Need(1, 0), context())[0].request.id == "r2"
-    assert Newest().choose(offered, Need(1, 0), context())[0].request.id == "r2"
 
 
 def context() -> PolicyContext:

@@ -16,7 +16,11 @@ def test_s52_who_needs_no_adapter_starts_at_once(play):
 def test_s52_the_blocked_adapter_is_not_passed_for_ever(play):
     run = play("S52")
     assert run["B"].admitted_step <= 3 + 100
-    passed = [fate for fate in run.family("A").values() if 3 < fate.arrival_step and fate.admitted_step < run["B"].admitted_step]
+    passed = [
+        fate
+        for fate in run.family("A").values()
+        if fate.arrival_step > 3 and fate.admitted_step < run["B"].admitted_step
+    ]
     assert passed, "nobody was held back before the bound"
     assert all(fate.finish_reason == "length" for fate in run.family("A").values())
 

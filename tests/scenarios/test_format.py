@@ -56,7 +56,8 @@ MISTAKES = {
     "two lengths": (SMALL.replace("kv: 16", "kv: 16, step_ms: 1, prefill_rate: 9 tok/s"), "give one of them"),
     "no time": (SMALL.replace("kv: 16", "kv: 16, queue_ttl: 0"), "cfg.queue_ttl is above 0"),
     "no adapters": (
-        SMALL.replace("kv: 16", "kv: 16, limits: {resource_patience: 3}"), "does nothing without cfg.max_loras"
+        SMALL.replace("kv: 16", "kv: 16, limits: {resource_patience: 3}"),
+        "does nothing without cfg.max_loras",
     ),
     "no quantile": (SMALL.replace("kv: 16", "kv: 16, headroom_quantile: 0.5"), "does nothing with headroom"),
     "unknown headroom": (SMALL.replace("kv: 16", "kv: 16, headroom: watermerk"), "did you mean 'watermark'"),

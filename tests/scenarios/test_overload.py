@@ -327,5 +327,3 @@ def test_an_unstarted_one_is_never_confused_with_one_that_began():
     while house.scheduler.has_work:
         house.step()
     assert house.ended == {"urgent": FinishReason.LENGTH, "old": FinishReason.LENGTH}
-
-

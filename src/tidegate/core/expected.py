@@ -15,7 +15,6 @@ from tidegate.core.limits import Limits
 from tidegate.core.policy import PolicyContext
 from tidegate.core.request import Request
 
-
 DEFAULT_QUANTILE = 0.9
 
 

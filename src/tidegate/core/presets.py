@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from tidegate.core.policies.budgets import FixedBudget
 from tidegate.core.policies.doors import ClassLimit, QueueLimit
 from tidegate.core.policies.orders import Aged, Fcfs, Priority, ShortestJob
 from tidegate.core.policies.restores import Cheaper, Recompute, SwapOut
-from tidegate.core.policies.victims import LeastWorkLost, LowestPriority, Newest
+from tidegate.core.policies.victims import LeastWorkLost, LowestPriority, MostHeadroom, Newest
 from tidegate.core.policy import Features, Order, Policy, Restore, Victim
 from tidegate.errors import ConfigError
 
@@ -30,7 +31,7 @@ class Composition:
     max_waiting_tokens: tokens of work that may wait; None is no end
     class_limits: the same for single classes, by name
     displace_waiting, refuse_hopeless, shed_hopeless: see `QueueLimit`
-    victim: "least-work", "lowest-priority" or "newest"
+    victim: "least-work", "lowest-priority", "most-headroom", "newest", or "priority-headroom"
     restore: how a victim comes back: "auto" (whichever is cheaper), "swap" or "recompute"
     displace, backfill, hold_pending, spare, mixed_batches, max_prefill_steps: see `Features`
     """
@@ -68,7 +69,9 @@ class Preset:
 VICTIMS: Mapping[str, Callable[[], Victim]] = {
     "least-work": LeastWorkLost,
     "lowest-priority": LowestPriority,
+    "most-headroom": MostHeadroom,
     "newest": Newest,
+    "priority-headroom": partial(MostHeadroom, tiers=True),
 }
 
 RESTORES: Mapping[str, Callable[[], Restore]] = {"auto": Cheaper, "recompute": Recompute, "swap": SwapOut}
@@ -143,7 +146,11 @@ def _check(c: Composition) -> None:
         "max_chunk must be at least 1": c.max_chunk is not None and c.max_chunk < 1,
         "max_waiting must be at least 0": c.max_waiting is not None and c.max_waiting < 0,
         "max_waiting_tokens must be at least 1": c.max_waiting_tokens is not None and c.max_waiting_tokens < 1,
-        "displace_waiting without a max_waiting or max_waiting_tokens does nothing and must be false": c.displace_waiting and c.max_waiting is None and c.max_waiting_tokens is None,
+        "displace_waiting does nothing without an end of the queue and must be false": c.displace_waiting
+        and c.max_waiting is None
+        and c.max_waiting_tokens is None,
+        and c.max_waiting is None
+        and c.max_waiting_tokens is None,
         "max_prefill_steps must be at least 1": c.max_prefill_steps < 1,
         "aging_window must be above 0": c.aging_window is not None and not c.aging_window > 0,
         "aging_rate must be at least 0": not c.aging_rate >= 0,

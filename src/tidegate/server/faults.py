@@ -25,7 +25,10 @@ _REFUSALS = {"queue_full": 429, "deadline": 429, "draining": 503}
 # Ends that are no answers: the status, and what the client is told.
 _ENDS: dict[FinishReason, tuple[int, str]] = {
     FinishReason.TIMEOUT: (504, "the request waited as long as it was allowed to (queue_ttl) and was not begun"),
-    FinishReason.DEPENDENCY_TIMEOUT: (504, "what the request waits for did not come in the time it was allowed to wait"),
+    FinishReason.DEPENDENCY_TIMEOUT: (
+        504,
+        "what the request waits for did not come in the time that it may wait",
+    ),
     FinishReason.SHED: (503, "the request was given up: its deadline could not be met any more"),
     FinishReason.DISPLACED: (503, "the queue is full, and a more urgent request took this one's place in it"),
 }

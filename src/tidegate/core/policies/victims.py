@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from math import comb
+from math import comb, inf
 
+from tidegate.core.policies.headroom import headroom
 from tidegate.core.policy import PolicyContext
 from tidegate.core.view import Candidate, Need
 
@@ -40,15 +41,50 @@ class LowestPriority:
     """The least urgent class gives way first; within what is needed of it, least work lost."""
 
     def choose(self, candidates: Sequence[Candidate], need: Need, ctx: PolicyContext) -> Sequence[Candidate]:
-        given: list[Candidate] = []
-        for tier in sorted({c.request.tier for c in candidates}, reverse=True):
-            own = [c for c in candidates if c.request.tier == tier]
-            rest = Need(need.blocks - sum(c.blocks for c in given), need.seats - len(given))
-            chosen = smallest_set(own, rest, cost=lambda c: c.seconds)
-            if chosen:
-                return needed([*given, *chosen], need)
-            given += own
-        return ()
+        return group_by_group(by_tier(candidates), need, cost=lambda c: c.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class MostHeadroom:
+    """Who loses least by a pause gives way first: those with no promise or a broken one, then whoever is furthest
+    from breaking one.
+
+    With `tiers` the least urgent class gives way before that is looked at, as in `LowestPriority`.
+    """
+
+    tiers: bool = False
+
+    def choose(self, candidates: Sequence[Candidate], need: Need, ctx: PolicyContext) -> Sequence[Candidate]:
+        rooms = {id(c): headroom(c.request, ctx) for c in candidates}
+        groups: list[list[Candidate]] = []
+        for tier in by_tier(candidates) if self.tiers else [list(candidates)]:
+            groups.append([c for c in tier if not 0 <= rooms[id(c)] < inf])
+            groups.append([c for c in tier if 0 <= rooms[id(c)] < inf])
+
+        def cost(c: Candidate) -> float:
+            return -rooms[id(c)] if 0 <= rooms[id(c)] < inf else c.seconds
+
+        return group_by_group(groups, need, cost)
+
+
+def by_tier(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
+    """The candidates of each class, the least urgent class first."""
+    tiers = sorted({c.request.tier for c in candidates}, reverse=True)
+    return [[c for c in candidates if c.request.tier == tier] for tier in tiers]
+
+
+def group_by_group(
+    groups: Sequence[Sequence[Candidate]], need: Need, cost: Callable[[Candidate], float]
+) -> Sequence[Candidate]:
+    """Whole groups in turn until `need` is covered; of the last that is touched a smallest set, cheapest by `cost`."""
+    given: list[Candidate] = []
+    for group in groups:
+        rest = Need(need.blocks - sum(c.blocks for c in given), need.seats - len(given))
+        chosen = smallest_set(group, rest, cost)
+        if chosen:
+            return needed([*given, *chosen], need)
+        given += group
+    return ()
 
 
 def covers(chosen: Sequence[Candidate], need: Need) -> bool:
