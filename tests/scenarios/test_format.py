@@ -59,7 +59,6 @@ MISTAKES = {
         SMALL.replace("kv: 16", "kv: 16, limits: {resource_patience: 3}"),
         "does nothing without cfg.max_loras",
     ),
-    "no quantile": (SMALL.replace("kv: 16", "kv: 16, headroom_quantile: 0.5"), "does nothing with headroom"),
     "unknown headroom": (SMALL.replace("kv: 16", "kv: 16, headroom: watermerk"), "did you mean 'watermark'"),
     "prose": ("id: S43\nload: 20 req/s for 600 s\ncfg: {kv: 1}", "describes its arrivals in words"),
     "no pool": (SMALL.replace("kv: 16, ", ""), "cfg.kv is missing"),

@@ -149,8 +149,6 @@ def _check(c: Composition) -> None:
         "displace_waiting does nothing without an end of the queue and must be false": c.displace_waiting
         and c.max_waiting is None
         and c.max_waiting_tokens is None,
-        and c.max_waiting is None
-        and c.max_waiting_tokens is None,
         "max_prefill_steps must be at least 1": c.max_prefill_steps < 1,
         "aging_window must be above 0": c.aging_window is not None and not c.aging_window > 0,
         "aging_rate must be at least 0": not c.aging_rate >= 0,
