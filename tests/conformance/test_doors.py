@@ -1,6 +1,7 @@
 """Every policy with every door: limits, promises, time limits, labels and quantile head-room, on random workloads."""
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import pytest
@@ -75,18 +76,20 @@ class DoorDriver(Driver):
             oracle_tokens=len(script),
             handle=Script(script, stops=len(script) != job.declared),
         )
+        self._fold()
         before = set(self.ends)
-        try:
+        with suppress(RequestRefused):
             self.scheduler.add(request, now)
-        except RequestRefused as refusal:
-            self._fold()
-            loaded = refusal.reason in (Rejection.QUEUE_FULL.value, Rejection.DEADLINE.value)
-            assert loaded or self._never_fits(job), f"{name} was refused although it fits"
-            assert not loaded or refusal.retry_after > 0
-            assert not {n for n in set(self.ends) - before if self.ends[n] is FinishReason.DISPLACED}
-        else:
+        self._fold()
+        refused = self.ends.get(name)
+        if refused is None:
             assert not self._never_fits(job), f"{name} can never fit and was taken"
-            self._fold()
+        else:
+            loaded = refused.reason in (Rejection.QUEUE_FULL, Rejection.DEADLINE)
+            assert loaded or self._never_fits(job), f"{name} was refused although it fits"
+            assert not loaded or refused.retry_after > 0
+            others = {self.ends[other].reason for other in set(self.ends) - before - {name}}
+            assert FinishReason.DISPLACED not in others, "somebody made room for one that was refused"
         assert self._fresh_waiting() <= self.door.max_waiting
 
     def _fresh_waiting(self):

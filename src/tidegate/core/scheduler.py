@@ -89,7 +89,7 @@ class Scheduler:
         if r.id in self._lifecycle.requests:
             raise ValueError(f"request id {r.id!r} is in use")
         self.ctx.now = now
-        self._expire(now)
+        self.expire(now)
         refusal = self._refusal(r, now)
         if refusal is not None:
             self._lifecycle.reject(r, refusal, now)
@@ -128,13 +128,18 @@ class Scheduler:
         """The next step. An empty plan (falsy) is neither executed nor applied."""
         self.ctx.now = now
         self._unpark(now)
-        self._expire(now)
+        self.expire(now)
         self.waiting.rekey_due(now)
         plan = self._planner.plan(now)
         if not plan and plan.held_back_by is None:
             plan.held_back_by = "parked" if self._num_parked else "nothing to do"
         self._held_back_by = plan.held_back_by
         return plan
+
+    def expire(self, now: float) -> None:
+        """End those who have waited too long. `plan` does that first; a host whose steps last calls it in between."""
+        for r, reason in self._expiry.expired(now):
+            self._end(r, reason, now)
 
     def apply(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """A step was computed. Results come in the order of their plans; raises ValueError otherwise."""
@@ -150,6 +155,11 @@ class Scheduler:
         """What happened since the last call, in order."""
         events, self._lifecycle.events = self._lifecycle.events, []
         return events
+
+    @property
+    def next_expiry(self) -> float | None:
+        """When the next of those who wait will have waited too long (seconds); None if nobody will."""
+        return self._expiry.next_due()
 
     def next_wake(self, now: float) -> float | None:
         """When time alone will change what can be planned (seconds); None if only an event will."""
@@ -256,11 +266,6 @@ class Scheduler:
         except (OverflowError, TypeError):
             return Reject(Rejection.BAD_REQUEST, "token ids must be whole numbers from 0 to 4294967295")
         return None
-
-    def _expire(self, now: float) -> None:
-        """Those who have waited too long end before anything is planned for them."""
-        for r, reason in self._expiry.expired(now):
-            self._end(r, reason, now)
 
     def _unpark(self, now: float) -> None:
         while self._parked and self._parked[0][0] <= now:
