@@ -215,6 +215,22 @@ class ServerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ObserveConfig:
+    """`[observe]`: files that a server writes as it goes, one JSON object a line. Off where no path is given.
+
+    decisions: why requests were admitted, evicted, restored, refused, and what held the others back
+    records:   one line for every request that came to the door (docs/records.md)
+    max_bytes: a file that reaches it is renamed to FILE.1, over the one before, and begun anew
+    """
+
+    __pydantic_config__ = SECTION
+
+    decisions: Name | None = None
+    records: Name | None = None
+    max_bytes: Size = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """`[model]`.
 
@@ -278,6 +294,7 @@ class Config:
     server: ServerConfig = ServerConfig()
     model: ModelConfig = ModelConfig()
     predictor: PredictorConfig = PredictorConfig()
+    observe: ObserveConfig = ObserveConfig()
 
     @property
     def slo_classes(self) -> dict[str, SloClass]:

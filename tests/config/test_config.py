@@ -21,6 +21,7 @@ from tidegate.config import (
     ClassConfig,
     Config,
     ModelConfig,
+    ObserveConfig,
     PredictorConfig,
     SchedulerConfig,
     ServerConfig,
@@ -253,6 +254,7 @@ READ_AS_THEY_ARE = {
     "server": {f.name for f in fields(ServerConfig)},
     "model": {f.name for f in fields(ModelConfig)},
     "predictor": {f.name for f in fields(PredictorConfig)},
+    "observe": {f.name for f in fields(ObserveConfig)},
 }
 
 
@@ -305,6 +307,7 @@ def test_no_option_is_left_out_of_these_tests() -> None:
         "server": ServerConfig,
         "model": ModelConfig,
         "predictor": PredictorConfig,
+        "observe": ObserveConfig,
     }
     assert {f.name for f in fields(Config)} == {*sections, "policy", "classes"}
     for name, section in sections.items():
@@ -343,7 +346,16 @@ def test_what_no_limit_or_policy_takes_is_read_by_the_server() -> None:
 
 def test_every_option_is_documented() -> None:
     documented = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    sections = (SchedulerConfig, AgingConfig, ClassConfig, ApiKey, ServerConfig, ModelConfig, PredictorConfig)
+    sections = (
+        SchedulerConfig,
+        AgingConfig,
+        ClassConfig,
+        ApiKey,
+        ServerConfig,
+        ModelConfig,
+        PredictorConfig,
+        ObserveConfig,
+    )
     options = {f.name for section in sections for f in fields(section)} | set(POLICY_OPTIONS)
     shown = {word.strip("`") for word in re.findall(r"`\w+`", documented)}
     assert not {option for option in options if option not in shown}

@@ -16,6 +16,8 @@ import httpx
 import openai
 import pytest
 
+from tidegate.observe.records import read_records
+
 ROOT = Path(__file__).parents[2]
 MODEL = "smollm2-135m"
 COUNT = "1, 2, 3, 4,"
@@ -28,8 +30,16 @@ PERSON = {
 
 
 @pytest.fixture(scope="module")
-def process() -> Iterator[tuple[subprocess.Popen[str], str]]:
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(scope="module")
+def process(logs: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    config = logs / "tidegate.toml"
+    config.write_text(f'[observe]\ndecisions = "{logs}/decisions.jsonl"\nrecords = "{logs}/records.jsonl"\n')
     command = [sys.executable, "-m", "tidegate", "serve", "--port", "0", "--kv-memory", "64MiB", "--max-num-seqs", "8"]
+    command += ["--config", str(config)]
     paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(command, cwd=ROOT, env=os.environ | paths, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -148,7 +158,7 @@ def test_extreme_sampling_harms_nobody(client: openai.OpenAI) -> None:
 
 
 def test_the_warm_up_is_in_nobodys_numbers_and_sigterm_ends_the_server(
-    process: tuple[subprocess.Popen[str], str], client: openai.OpenAI
+    process: tuple[subprocess.Popen[str], str], client: openai.OpenAI, logs: Path
 ) -> None:
     server, url = process
     metrics = httpx.get(f"{url}/metrics").text
@@ -160,3 +170,8 @@ def test_the_warm_up_is_in_nobodys_numbers_and_sigterm_ends_the_server(
     server.send_signal(signal.SIGTERM)
     assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
     assert server.wait(30) == 0
+    records = read_records(logs / "records.jsonl")
+    decisions = [json.loads(line) for line in (logs / "decisions.jsonl").read_text().splitlines()]
+    assert len(records) == sum(d["event"] == "finished" for d in decisions) > 5
+    assert records[-1].output_tokens == 20
+    assert "warm-up" not in {r.tenant for r in records}

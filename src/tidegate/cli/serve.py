@@ -13,7 +13,9 @@ import typer
 
 if TYPE_CHECKING:
     from tidegate.config import Config
+    from tidegate.engine.loop import Observer
     from tidegate.executors.torch.executor import TorchExecutor
+    from tidegate.observe.jsonlines import JsonLines
 
 # Threads take the interpreter's lock in turns of this many seconds: with Python's 5 ms a step would
 # wait that long for its turn whenever the HTTP side is busy.
@@ -91,6 +93,7 @@ def _serve(config: Config) -> None:
 
     predictor = build_predictor(config.predictor)
     with bind(config.server.host, config.server.port) as sock:
+        logs = _logs(config)
         executor = _executor(config)
         limits = config.limits(executor.num_blocks, executor.max_model_len)
         context = PolicyContext(OraclePredictor(), StepTime())
@@ -106,10 +109,27 @@ def _serve(config: Config) -> None:
             engine.stop()
             raise
         context.predictor = predictor  # only now: what warmed the machine up is no history
-        engine.observers.append(metrics)
+        engine.observers += [metrics, *logs.values()]
         app = create_app(service, metrics, config)
         drain = config.server.drain_seconds
-        run(app, engine, sock, drain_seconds=drain, ready=lambda: _say_ready(config, executor, sock))
+        try:
+            run(app, engine, sock, drain_seconds=drain, ready=lambda: _say_ready(config, executor, sock))
+        finally:
+            for file in logs:
+                file.close()
+
+
+def _logs(config: Config) -> dict[JsonLines, Observer]:
+    """The files this server writes as it goes, with what fills each."""
+    from tidegate.observe.decisions import DecisionLog, RecordLog
+    from tidegate.observe.jsonlines import JsonLines
+
+    logs: dict[JsonLines, Observer] = {}
+    for path, log in ((config.observe.decisions, DecisionLog), (config.observe.records, RecordLog)):
+        if path is not None:
+            file = JsonLines(Path(path), config.observe.max_bytes)
+            logs[file] = log(file)
+    return logs
 
 
 def _executor(config: Config) -> TorchExecutor:

@@ -67,7 +67,8 @@ class Admitted(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """A preempted request took a seat again; `recompute` known tokens are computed once more."""
+    """A preempted request took a seat again with `cached` KV tokens in place, from the prefix cache or on their way
+    from the host; `recompute` known tokens are computed once more."""
 
     now: float
     request: Request

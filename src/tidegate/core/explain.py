@@ -55,7 +55,7 @@ class Diary:
             return None
         told = dict(zip(_FACTS, facts, strict=True))
         told["status"] = told["status"].value
-        told["decisions"] = [{"time": now, **_words(kind, rest)} for now, kind, rest in lines]
+        told["decisions"] = [{"time": now, **words(kind, rest)} for now, kind, rest in lines]
         return told
 
 
@@ -95,7 +95,8 @@ def _facts(r: Request) -> tuple[Any, ...]:
     )
 
 
-def _words(kind: type[Decision], rest: tuple[Any, ...]) -> dict[str, Any]:
+def words(kind: type[Decision], rest: tuple[Any, ...]) -> dict[str, Any]:
+    """A decision in words: its kind and what follows the time and the request in its event."""
     if kind is Arrived:
         return {"event": "arrived"}
     if kind is Rejected:
@@ -104,7 +105,7 @@ def _words(kind: type[Decision], rest: tuple[Any, ...]) -> dict[str, Any]:
         return {"event": "finished", "reason": rest[0].value, "missed": list(rest[2])}
     names = {
         Admitted: ("step", "cached_tokens"),
-        Restored: ("step", "cached_tokens", "recomputed_tokens"),
+        Restored: ("step", "kept_tokens", "recomputed_tokens"),
         Preempted: ("step", "mode", "reason"),
     }[kind]
     return {"event": kind.__name__.lower(), **dict(zip(names, rest, strict=True))}

@@ -104,7 +104,7 @@ class Recorder:
             output_tokens=r.emitted,
             cached_tokens=r.cached_tokens,
             recomputed_tokens=r.recomputed_tokens,
-            swapped_blocks=0,  # every restore recomputes
+            swapped_blocks=r.swapped_blocks,
             preemptions=r.preemptions,
             max_gap_s=timing.max_gap,
             p99_gap_s=timing.p99_gap,
