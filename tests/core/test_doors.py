@@ -53,6 +53,16 @@ def test_work_in_order_is_what_a_sum_over_everybody_says(moves: list[tuple[int, 
         assert ordered.before(asked_for) == (len(ahead), sum(w.prefill for w in ahead), sum(w.outputs for w in ahead))
 
 
+def test_runs_stay_short_and_few() -> None:
+    """What `before` adds up: one sum a run, and the entries of one run."""
+    ordered = WorkInOrder()
+    for seq in range(20_000):
+        ordered.add((seq % 7, float(seq % 11), seq), Work(1, 1, 1))
+    assert max(len(run.places) for run in ordered._runs) <= 2 * ordered.RUN
+    assert len(ordered._runs) <= 20_000 / ordered.RUN
+    assert ordered.before((7, 0.0, 0)) == (20_000, 20_000, 20_000)
+
+
 def test_taking_out_what_is_not_there_is_an_error() -> None:
     ordered = WorkInOrder()
     ordered.add((0, 0.0, 1), Work(1, 1, 1))
