@@ -96,7 +96,7 @@ def test_explain_tells_the_whole_story_and_forgets_in_the_end() -> None:
     assert told is not None
     assert [line["event"] for line in told["decisions"]] == ["arrived", "admitted", "preempted", "restored", "finished"]
     assert told["decisions"][2]["reason"] == "seat wanted by high (priority 0 < 5)"
-    assert told["decisions"][3]["recomputed_tokens"] + told["decisions"][3]["cached_tokens"] == 22
+    assert told["decisions"][3]["recomputed_tokens"] + told["decisions"][3]["kept_tokens"] == 22
     assert told["status"] == "finished"
     assert run.scheduler.explain("never seen") is None
     for n in range(600):
