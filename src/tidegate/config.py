@@ -19,6 +19,7 @@ import tomli_w
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
 from tidegate.core.limits import Limits
+from tidegate.core.policies.doors import ClassLimit
 from tidegate.core.policy import Policy
 from tidegate.core.predict import MAX_ERROR
 from tidegate.core.presets import DEFAULT_POLICY, PRESETS, Composition, build_policy
@@ -72,10 +73,17 @@ def _some_class(classes: tuple[str, ...]) -> tuple[str, ...]:
 
 Size = Annotated[Count, BeforeValidator(_bytes)]
 Promise = Annotated[Seconds | None, BeforeValidator(_no_promise)]
+Limit = Annotated[Count | None, BeforeValidator(_no_promise)]
 
 
-PER_ENGINE = ("num_blocks", "max_model_len", "host_blocks", "disk_blocks", "draft_tokens")
+PER_ENGINE = (
+    "num_blocks", "max_model_len", "host_blocks", "disk_blocks", "draft_tokens", "max_resources", "resource_patience",
+)  # fmt: skip
 """Limits that depend on the model, the machine and the executor: whoever starts an engine works them out."""
+
+
+DOOR = ("max_waiting", "max_waiting_tokens", "displace_waiting", "refuse_hopeless", "shed_hopeless")
+"""Options of `[scheduler]` that say who may wait, for every policy alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +101,10 @@ class SchedulerConfig:
     disk_kv_path:   the directory of that file; the system's for temporary files where absent
     max_model_len:  a lower limit than the model's own, tokens
     max_waiting:    requests that may wait before new ones are refused with 429
+    max_waiting_tokens: the same in tokens of work: prompts without what is cached, and predicted outputs
+    displace_waiting: if the queue is full, a request of a better class takes the place of the worst that waits
+    refuse_hopeless: a request that is predicted to miss its promise, because of those ahead, is refused with 429
+    shed_hopeless:  one that waits until nothing could keep its promise any more is ended
     pipeline_depth: 2 plans a step while the one before it runs
     """
 
@@ -112,10 +124,15 @@ class SchedulerConfig:
     max_model_len: Count | None = None
     headroom: str = "watermark"
     watermark: Share = 0.01
+    headroom_quantile: Annotated[float, Strict(), Field(gt=0, le=1)] | None = None
     oversize: str = "refuse"
     partial_prefills: Count | None = None
     prefix_caching: Switch = True
     max_waiting: Count = 1024
+    max_waiting_tokens: Count | None = None
+    displace_waiting: Switch = False
+    refuse_hopeless: Switch = False
+    shed_hopeless: Switch = False
     pipeline_depth: Literal[1, 2] = 2
     bypass_bound: Steps = 60
     resume_span: Steps = 128
@@ -140,7 +157,11 @@ class AgingConfig:
 
 @dataclass(frozen=True, slots=True)
 class ClassConfig:
-    """`[classes.NAME]`: promises in seconds ("none" takes one back) and static priority, lower first."""
+    """`[classes.NAME]`: promises in seconds ("none" takes one back) and static priority, lower first.
+
+    queue_ttl: seconds that a request of the class may wait to begin; absent means for ever
+    max_waiting, max_waiting_tokens: as those of `[scheduler]`, for this class alone
+    """
 
     __pydantic_config__ = SECTION
 
@@ -149,6 +170,9 @@ class ClassConfig:
     tbt: Promise = None
     e2e: Promise = None
     priority: Whole = 0
+    queue_ttl: Promise = None
+    max_waiting: Limit = None
+    max_waiting_tokens: Limit = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,8 +312,23 @@ class Config:
     def slo_classes(self) -> dict[str, SloClass]:
         """The classes as the scheduler knows them."""
         return {
-            name: SloClass(name, Slo(ttft=c.ttft, tpot=c.tpot, tbt=c.tbt, e2e=c.e2e), c.priority)
+            name: SloClass(name, Slo(ttft=c.ttft, tpot=c.tpot, tbt=c.tbt, e2e=c.e2e), c.priority, c.queue_ttl)
             for name, c in self.classes.items()
+        }
+
+    @property
+    def class_limits(self) -> dict[str, ClassLimit]:
+        """The classes of which not everything may wait."""
+        limits = {name: ClassLimit(c.max_waiting, c.max_waiting_tokens) for name, c in self.classes.items()}
+        return {name: limit for name, limit in limits.items() if limit != ClassLimit()}
+
+    @property
+    def service_limits(self) -> dict[str, Any]:
+        """What the server's front tells clients about the queue before it asks the scheduler."""
+        return {
+            "max_waiting": self.scheduler.max_waiting,
+            "class_max_waiting": {name: c.max_waiting for name, c in self.classes.items()},
+            "queue_ttl": {name: c.queue_ttl for name, c in self.classes.items()},
         }
 
     def limits(self, num_blocks: int, max_model_len: int | None, host_blocks: int = 0, disk_blocks: int = 0) -> Limits:
@@ -312,7 +351,8 @@ class Config:
         shared = {
             "aging_window": self.aging.window,
             "aging_rate": self.aging.rate,
-            "max_waiting": self.scheduler.max_waiting,
+            "class_limits": self.class_limits,
+            **{name: getattr(self.scheduler, name) for name in DOOR},
         }
         try:
             return build_policy(name, {**shared, **self.policy.get(name, {})})
@@ -324,7 +364,8 @@ _CONFIG = TypeAdapter(Config)
 
 # What a policy is composed with and a section of its own says, for every policy alike.
 _SAID_ELSEWHERE: Mapping[str, str] = MappingProxyType(
-    {"aging_window": "aging.window", "aging_rate": "aging.rate", "max_waiting": "scheduler.max_waiting"}
+    {"aging_window": "aging.window", "aging_rate": "aging.rate", "class_limits": "classes.NAME.max_waiting"}
+    | {name: f"scheduler.{name}" for name in DOOR}
 )
 
 

@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.config import (
+    DOOR,
+    PER_ENGINE,
     AgingConfig,
     ApiKey,
     ClassConfig,
@@ -63,7 +65,9 @@ def test_a_config_is_frozen_and_its_source_untouched() -> None:
         ({"scheduler": {"max_num_seqs": True}}, "scheduler.max_num_seqs must be a valid integer, not True"),
         ({"scheduler": {"max_num_seqs": 4096}}, "scheduler.max_num_batched_tokens (2048) must be at least max_num"),
         ({"scheduler": {"prefix_caching": 1}}, "scheduler.prefix_caching must be a valid boolean, not 1"),
-        ({"scheduler": {"headroom": "some"}}, "scheduler.headroom must be one of none, watermark, declared"),
+        ({"scheduler": {"headroom": "some"}}, "scheduler.headroom must be one of none, watermark, quantile, declared"),
+        ({"scheduler": {"headroom_quantile": 0.5}}, "scheduler.headroom_quantile does nothing with headroom"),
+        ({"classes": {"batch": {"queue_ttl": 0}}}, "classes.batch.queue_ttl must be greater than 0, not 0"),
         ({"scheduler": {"oversize": "some"}}, "scheduler.oversize must be one of refuse, clip, not 'some'"),
         ({"scheduler": {"watermark": 1.0}}, "scheduler.watermark must be less than 1, not 1.0"),
         ({"scheduler": {"pipeline_depth": 3}}, "scheduler.pipeline_depth must be 1 or 2, not 3"),
@@ -224,6 +228,8 @@ def test_files_and_overrides(tmp_path: Path) -> None:
         load_config(path)
 
 
+QUANTILE: dict[str, Any] = {"scheduler": {"headroom": "quantile"}}
+
 # One other value for every option that becomes part of Limits or Policy.
 OTHER: dict[str, dict[str, Any]] = {
     "scheduler": {
@@ -234,10 +240,15 @@ OTHER: dict[str, dict[str, Any]] = {
         "max_model_len": 99,
         "headroom": "declared",
         "watermark": 0.2,
+        "headroom_quantile": 0.5,
         "oversize": "clip",
         "partial_prefills": 3,
         "prefix_caching": False,
         "max_waiting": 5,
+        "max_waiting_tokens": 9000,
+        "displace_waiting": True,
+        "refuse_hopeless": True,
+        "shed_hopeless": True,
         "bypass_bound": 1,
         "resume_span": 1,
         "max_preemptions": 1,
@@ -262,12 +273,12 @@ READ_AS_THEY_ARE = {
 
 def made(raw: dict[str, Any]) -> tuple[Any, ...]:
     config = resolve(raw)
-    return config.limits(1000, 8192), config.build_policy(), config.slo_classes
+    return config.limits(1000, 8192), config.build_policy(), config.slo_classes, config.service_limits
 
 
 @pytest.mark.parametrize(("section", "option"), [(s, o) for s, options in OTHER.items() for o in options])
 def test_every_scheduling_option_changes_what_is_made(section: str, option: str) -> None:
-    base: dict[str, Any] = {"aging": {"window": 10.0}} if option == "rate" else {}
+    base: dict[str, Any] = {"rate": {"aging": {"window": 10.0}}, "headroom_quantile": QUANTILE}.get(option, {})
     changed = {**base, section: {**base.get(section, {}), option: OTHER[section][option]}}
     assert made(changed) != made(base)
 
@@ -297,7 +308,7 @@ ADAPTIVE = {"floor", "margin", "max_stride"}
 
 
 def test_every_policy_option_is_covered_here() -> None:
-    elsewhere = {"aging_window", "aging_rate", "max_waiting"}
+    elsewhere = {"aging_window", "aging_rate", "class_limits", *DOOR}
     assert set(POLICY_OPTIONS) == {f.name for f in fields(Composition)} - elsewhere
 
 
@@ -331,9 +342,7 @@ def test_no_option_is_left_out_of_these_tests() -> None:
 
 
 def test_every_limit_can_be_configured() -> None:
-    assert {f.name for f in fields(Limits)} - {"host_blocks", "disk_blocks", "draft_tokens"} <= {
-        f.name for f in fields(SchedulerConfig)
-    }
+    assert {f.name for f in fields(Limits)} - set(PER_ENGINE) <= {f.name for f in fields(SchedulerConfig)}
 
 
 def options_read() -> set[str]:

@@ -105,7 +105,7 @@ def workloads(draw):
         max_num_seqs=seats,
         max_num_batched_tokens=draw(st.integers(seats * (1 + draft), 64)),
         max_model_len=draw(st.one_of(st.none(), st.integers(20, 100))),
-        headroom=draw(st.sampled_from(["none", "watermark", "declared"])),
+        headroom=draw(st.sampled_from(["none", "watermark", "quantile", "declared"])),
         watermark=draw(st.sampled_from([0.01, 0.2])),
         oversize=draw(st.sampled_from(["refuse", "clip"])),
         partial_prefills=draw(st.sampled_from([None, 1, 2])),

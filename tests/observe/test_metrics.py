@@ -168,3 +168,17 @@ def test_configured_names_keep_their_labels() -> None:
     assert [labels(name) for name in ("z", "c", "b", "a")] == [OTHER, OTHER, "b", "a"]
     with pytest.raises(ValueError, match="limit of 0"):
         Labels(0)
+
+
+def test_a_request_that_was_never_served_kept_no_promise() -> None:
+    at = host(max_num_seqs=1)
+    at.scheduler.add(Request("runs", prompt_tokens=16, max_tokens=20), at.now)
+    at.step()
+    late = Request("late", prompt_tokens=16, max_tokens=2, arrival=at.now, queue_ttl=3.0, slo_class="batch")
+    at.scheduler.add(late, at.now)
+    at.run()
+    found = samples(at.metrics, at.scheduler, at.now)
+    assert total(found, "tidegate_requests_finished_total", reason="timeout") == 1
+    assert total(found, "tidegate_slo_met_total", **{"class": "batch"}) == 0
+    assert total(found, "tidegate_e2e_seconds_count", **{"class": "batch"}) == 0
+    assert total(found, "tidegate_e2e_seconds_count") == 1

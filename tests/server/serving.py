@@ -45,7 +45,7 @@ def assemble(model: Any, raw: Mapping[str, Any], depth: int = 2) -> tuple[Any, E
     scheduler = Scheduler(config.build_policy(), limits)
     metrics = Metrics(list(config.classes))
     engine = Engine(scheduler, model, depth=depth, observers=[metrics])
-    service = Service(engine, model)
+    service = Service(engine, model, **config.service_limits)
     return create_app(service, metrics, config), engine, scheduler
 
 

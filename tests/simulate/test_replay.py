@@ -141,18 +141,20 @@ async def cut(_: web.Request, body: dict[str, Any], stream: web.StreamResponse) 
             await send(stream, {"choices": 3})
         case 6:
             raise ConnectionResetError
+        case 7:
+            await send(stream, {"error": {"message": "it waited too long", "code": "timeout"}})
         case _:
             await send(stream, chunk("", "stop"))
 
 
 async def test_failures_become_rows_and_hurt_nobody_else() -> None:
     server = Server(cut)
-    lengths = (429, 500, 2, 3, 4, 5, 6, 1)
+    lengths = (429, 500, 2, 3, 4, 5, 6, 7, 1)
     replay = await replayed(workload(*(WorkloadRequest(0.0, 8, n) for n in lengths)), server)
     reasons = {int(r.request_id.removeprefix("w-")): r.finish_reason for r in replay.records}
-    assert [reasons[i] for i in range(len(lengths))] == ["refused", *["error"] * 6, "stop"]
+    assert [reasons[i] for i in range(len(lengths))] == ["refused", *["error"] * 6, "timeout", "stop"]
     assert not any(r.slo_met for r in replay.records if r.finish_reason != "stop")
-    assert sum(replay.failures.values()) == 7
+    assert sum(replay.failures.values()) == 8
     assert {"HTTP 429: the queue is full", "HTTP 500: oops", "the stream ended before the answer did"} <= set(
         replay.failures
     )

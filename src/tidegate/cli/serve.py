@@ -101,7 +101,7 @@ def _serve(config: Config) -> None:
         context = PolicyContext(OraclePredictor(), LearnedStepTime())
         scheduler = Scheduler(config.build_policy(), limits, context)
         engine = Engine(scheduler, executor, depth=config.scheduler.pipeline_depth)
-        service = Service(engine, executor)
+        service = Service(engine, executor, **config.service_limits)
         metrics = Metrics(list(config.classes), tenants=config.server.tenant_labels)
         engine.start()
         sys.setswitchinterval(_SWITCH_SECONDS)

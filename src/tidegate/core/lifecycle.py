@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tidegate.core.backlog import Backlog
 from tidegate.core.decodes import DecodeSet
 from tidegate.core.events import (
     Admitted,
@@ -20,6 +21,7 @@ from tidegate.core.events import (
     Timing,
 )
 from tidegate.core.explain import Diary
+from tidegate.core.lanes import Lanes
 from tidegate.core.plan import Chunk, StepPlan, StepResult
 from tidegate.core.policy import PolicyContext, Reject
 from tidegate.core.queue import WaitingQueue
@@ -72,6 +74,8 @@ class Lifecycle:
         self._running = running
         self._swap = swap
         self._ctx = ctx
+        self.backlog: Backlog | None = None
+        self.lanes: Lanes | None = None
 
     # At the door and in the queue
 
@@ -87,6 +91,8 @@ class Lifecycle:
         """`r` has arrived but may not be scheduled yet."""
         self._arrive(r, now)
         r.move(Status.PARKED)
+        if self.backlog is not None:
+            self.backlog.enter(r)
 
     def wait(self, r: Request, now: float) -> None:
         """`r` may be scheduled from now on."""
@@ -94,6 +100,8 @@ class Lifecycle:
             self._arrive(r, now)
         r.move(Status.WAITING)
         self._queue.add(r)
+        if self.backlog is not None:
+            self.backlog.enter(r)
 
     def _arrive(self, r: Request, now: float) -> None:
         self.requests[r.id] = r
@@ -107,6 +115,10 @@ class Lifecycle:
         """`r` took a seat, for the first time or again, with `cached` KV tokens in place."""
         returning = r.status is Status.PREEMPTED
         r.move(Status.RUNNING)
+        if self.backlog is not None:
+            self.backlog.leave(r)
+        if self.lanes is not None:
+            self.lanes.started(r)
         if returning:
             recompute = max(0, r.lost - cached)
             r.recomputed_tokens += recompute
@@ -127,6 +139,8 @@ class Lifecycle:
         r.preemptions += 1
         r.preempted_at = now
         self._queue.add(r)
+        if self.backlog is not None:
+            self.backlog.enter(r)
         self._tell(Preempted(now, r, step, mode, reason))
 
     def stall(self, r: Request) -> None:
@@ -191,6 +205,8 @@ class Lifecycle:
         elif r in self._queue:
             self._queue.remove(r)
             self._swap.drop(r)
+        if self.backlog is not None:
+            self.backlog.leave(r)
         r.move(Status.FINISHED)
         r.finish_reason = reason
         del self.requests[r.id]
@@ -257,6 +273,8 @@ class Lifecycle:
     def _vacate(self, r: Request) -> None:
         self._mark_leaver(r)
         self._running.vacate(r)
+        if self.lanes is not None:
+            self.lanes.left(r)
 
     def _tell(self, decision: Admitted | Restored | Preempted) -> None:
         """Told to observers and written into the diary."""

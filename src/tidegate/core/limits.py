@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tidegate.errors import ConfigError
 
-HEADROOMS = ("none", "watermark", "declared")
+HEADROOMS = ("none", "watermark", "quantile", "declared")
 OVERSIZES = ("refuse", "clip")
 
 
@@ -19,8 +19,11 @@ class Limits:
     max_num_batched_tokens: tokens one step computes at most
     max_model_len: tokens (prompt + output) the model handles; None is no limit
     headroom: blocks that must stay free beside an admission: "none"; "watermark", a share of the pool;
-        "declared", whatever everybody may still grow by (nobody is ever evicted for memory)
+        "quantile", what everybody is predicted to still grow by; "declared", whatever everybody may still
+        grow by (nobody is ever evicted for memory)
     watermark: that share, 0 to 1
+    headroom_quantile: the share of outputs, 0 to 1, that a prediction of head-room "quantile" is to cover;
+        None is 0.9 there, and elsewhere the only value
     oversize: a request that outgrows the whole pool is refused ("refuse"), or ends with `length_kv` ("clip")
     partial_prefills: unfinished prompts at once; None is no limit
     prefix_caching: computed blocks are kept for others while memory lasts
@@ -29,6 +32,9 @@ class Limits:
     resume_span: outputs of growth that must be covered before a preempted request returns
     max_preemptions: after so many, a request returns only with its whole footprint, and is never a victim again
     nearly_done: a request with at most so many outputs to come is not evicted while others can be
+    max_resources: different `Request.resource` labels that run at once (adapter slots); None is no limit
+    resource_patience: seconds that a request may be passed by others because its label has no slot; after
+        that nobody behind it starts on the label that is given up for it. 0 is strictly in order
     stall_steps: a decode that lacks a block waits for an end that is known to come within so many steps
     host_blocks, disk_blocks: blocks to which KV can be swapped, in host memory and in a file; 0 is none
     draft_tokens: tokens that every decode computes beside its own, out of the step's budget (speculation).
@@ -42,6 +48,7 @@ class Limits:
     max_model_len: int | None = None
     headroom: str = "watermark"
     watermark: float = 0.01
+    headroom_quantile: float | None = None
     oversize: str = "refuse"
     partial_prefills: int | None = None
     prefix_caching: bool = True
@@ -53,6 +60,8 @@ class Limits:
     host_blocks: int = 0
     disk_blocks: int = 0
     draft_tokens: int = 0
+    max_resources: int | None = None
+    resource_patience: float = 5.0
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
@@ -81,6 +90,15 @@ class Limits:
             raise ConfigError(f"oversize must be one of {', '.join(OVERSIZES)}, not {self.oversize!r}")
         if not 0 <= self.watermark < 1:
             raise ConfigError(f"watermark must be in [0, 1), not {self.watermark}")
+        if self.headroom_quantile is not None:
+            if self.headroom != "quantile":
+                raise ConfigError(f'headroom_quantile does nothing with headroom "{self.headroom}"')
+            if not 0 < self.headroom_quantile <= 1:
+                raise ConfigError(f"headroom_quantile must be above 0 and at most 1, not {self.headroom_quantile}")
+        if self.max_resources is not None and self.max_resources < 1:
+            raise ConfigError(f"max_resources must be at least 1, not {self.max_resources}")
+        if not self.resource_patience >= 0:
+            raise ConfigError(f"resource_patience must be at least 0, not {self.resource_patience}")
         if self.partial_prefills is not None and self.partial_prefills < 1:
             raise ConfigError(f"partial_prefills must be at least 1, not {self.partial_prefills}")
 

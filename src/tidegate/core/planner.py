@@ -184,6 +184,8 @@ class Planner:
             return None
         head = self._queue.peek()
         if head is None:
+            if len(self._queue):
+                d.plan.held_back_by = "resource slots"
             return None
         if self._blocked is not None and self._blocked[:3] == (head, head.version, self._kv.epoch):
             d.plan.held_back_by = self._blocked[3]

@@ -120,10 +120,31 @@ class Reject(NamedTuple):
     retry_after: float | None = None
 
 
-class Admit(Protocol):
-    """Who may wait at all."""
+class Displace(NamedTuple):
+    """The request may wait in place of others of worse tiers, the worst tier first, the newest of a tier first.
 
-    def decide(self, r: RequestView, load: LoadView, ctx: PolicyContext) -> Accept | Reject: ...
+    So many of them end as make `requests` places and `tokens` tokens of work free; the policy has seen that
+    they suffice (`LoadView.worse`).
+    """
+
+    requests: int
+    tokens: int
+
+
+class Admit(Protocol):
+    """Who may wait at all, for how long, and in whose place."""
+
+    @property
+    def weighs(self) -> bool:
+        """Whether `decide` looks at work, which costs a prediction and a prefix look-up for each arrival."""
+        ...
+
+    @property
+    def sheds(self) -> bool:
+        """Whether whoever waits is given up once nothing can keep its promise any more."""
+        ...
+
+    def decide(self, r: RequestView, load: LoadView, ctx: PolicyContext) -> Accept | Displace | Reject: ...
 
 
 class Price(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 
 from tidegate.core.policies.adaptive import AdaptiveBudget
 from tidegate.core.policies.budgets import FixedBudget
-from tidegate.core.policies.doors import QueueLimit
+from tidegate.core.policies.doors import ClassLimit, QueueLimit
 from tidegate.core.policies.orders import Aged, Fcfs, Priority, ShortestJob
 from tidegate.core.policies.restores import Cheaper, Recompute, SwapOut
 from tidegate.core.policies.victims import LeastWorkLost, LowestPriority, MostHeadroom, Newest
@@ -31,6 +31,9 @@ class Composition:
     budget: "fixed", or "adaptive": what keeps the promises between tokens of those who decode
     floor, margin, max_stride: of the adaptive budget (see `AdaptiveBudget`); None is its default
     max_waiting: requests that may wait; None is no end
+    max_waiting_tokens: tokens of work that may wait; None is no end
+    class_limits: the same for single classes, by name
+    displace_waiting, refuse_hopeless, shed_hopeless: see `QueueLimit`
     victim: "least-work", "lowest-priority", "most-headroom", "newest", or "priority-headroom"
     restore: how a victim comes back: "auto" (whichever is cheaper), "swap" or "recompute"
     displace, backfill, hold_pending, spare, mixed_batches, max_prefill_steps: see `Features`
@@ -45,6 +48,11 @@ class Composition:
     margin: float | None = None
     max_stride: int | None = None
     max_waiting: int | None = None
+    max_waiting_tokens: int | None = None
+    class_limits: Mapping[str, ClassLimit] = field(default_factory=dict)
+    displace_waiting: bool = False
+    refuse_hopeless: bool = False
+    shed_hopeless: bool = False
     victim: str = "lowest-priority"
     restore: str = "auto"
     displace: bool = True
@@ -126,7 +134,7 @@ def build_policy(name: str, params: Mapping[str, Any] | None = None) -> Policy:
         order=order,
         victim=VICTIMS[c.victim](),
         budget=_budget(c),
-        admit=QueueLimit(c.max_waiting),
+        admit=_door(c),
         restore=RESTORES[c.restore](),
         features=Features(**{f.name: getattr(c, f.name) for f in fields(Features)}),
     )
@@ -144,6 +152,12 @@ def _budget(c: Composition) -> Budget:
     return FixedBudget(c.share, c.max_chunk)
 
 
+def _door(c: Composition) -> QueueLimit:
+    return QueueLimit(
+        c.max_waiting, c.max_waiting_tokens, c.class_limits, c.displace_waiting, c.refuse_hopeless, c.shed_hopeless
+    )
+
+
 def _check(c: Composition) -> None:
     """Raise ConfigError for a value with which nothing would ever be planned, or that means nothing."""
     wrong = {
@@ -153,6 +167,10 @@ def _check(c: Composition) -> None:
         "margin must be at least 0 and under 1": c.margin is not None and not 0 <= c.margin < 1,
         "max_stride must be at least 1": c.max_stride is not None and c.max_stride < 1,
         "max_waiting must be at least 0": c.max_waiting is not None and c.max_waiting < 0,
+        "max_waiting_tokens must be at least 1": c.max_waiting_tokens is not None and c.max_waiting_tokens < 1,
+        "displace_waiting does nothing without an end of the queue and must be false": c.displace_waiting
+        and c.max_waiting is None
+        and c.max_waiting_tokens is None,
         "max_prefill_steps must be at least 1": c.max_prefill_steps < 1,
         "aging_window must be above 0": c.aging_window is not None and not c.aging_window > 0,
         "aging_rate must be at least 0": not c.aging_rate >= 0,

@@ -36,8 +36,16 @@ class FinishReason(Enum):
     LENGTH = "length"
     LENGTH_KV = "length_kv"
     CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+    DEPENDENCY_TIMEOUT = "dependency_timeout"
+    SHED = "shed"
+    DISPLACED = "displaced"
     REFUSED = "refused"
     ERROR = "error"
+
+
+UNSERVED = frozenset({FinishReason.TIMEOUT, FinishReason.DEPENDENCY_TIMEOUT, FinishReason.SHED, FinishReason.DISPLACED})
+"""Ends of requests that waited and never computed a token."""
 
 
 class Rejection(Enum):
@@ -45,6 +53,7 @@ class Rejection(Enum):
 
     KV_CAPACITY = "kv_capacity"
     QUEUE_FULL = "queue_full"
+    DEADLINE = "deadline"
     TOO_LONG = "too_long"
     BAD_REQUEST = "bad_request"
 
@@ -70,6 +79,8 @@ class Request:
     scheduler fills them in from `token_ids` where they are absent and caching is on.
     `not_before` (seconds) keeps a request from being scheduled earlier; `oracle_tokens` is the true
     number of outputs where a simulation knows it.
+    `queue_ttl` is how long it may wait to be admitted, in seconds since its arrival; None is for ever.
+    `resource` names what it needs beside a seat, such as an adapter; see core/lanes.py.
 
     Four counters, all KV or output tokens, told apart so that a step may be planned while the one
     before it still runs. While a request decodes they are *derived* from its decode set's clock, so
@@ -120,7 +131,9 @@ class Request:
         "preemptions",
         "priority",
         "prompt_tokens",
+        "queue_ttl",
         "recomputed_tokens",
+        "resource",
         "seq",
         "slo",
         "slo_class",
@@ -149,6 +162,8 @@ class Request:
         cache_salt: str = "",
         block_hashes: Sequence[BlockHash] = (),
         not_before: float = 0.0,
+        queue_ttl: float | None = None,
+        resource: str | None = None,
         oracle_tokens: int | None = None,
         handle: object = None,
     ) -> None:
@@ -166,6 +181,8 @@ class Request:
         self.cache_salt = cache_salt
         self.block_hashes: list[BlockHash] = list(block_hashes)
         self.not_before = not_before
+        self.queue_ttl = queue_ttl
+        self.resource = resource
         self.oracle_tokens = oracle_tokens
         self.handle = handle
 

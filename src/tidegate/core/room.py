@@ -62,12 +62,23 @@ class Room:
         if self._limits.headroom == "declared":
             return running.outstanding + own
         if r.preemptions:
-            return min(own, span) + sum(min(running.growth_left(m), span) for m in running.members)
-        return self._watermark + sum(min(running.growth_left(m), span) for m in running.returned)
+            reserve = min(own, span) + sum(min(running.growth_left(m), span) for m in running.members)
+        else:
+            reserve = self._watermark + sum(min(running.growth_left(m), span) for m in running.returned)
+        if running.expected is None:
+            return reserve
+        wanted = self.wanted(r)
+        return max(reserve, running.expected.total + running.expected.peak(r, wanted) - wanted)
 
     def headroom_for(self, m: Request, r: Request) -> int:
         """The part of `headroom(r)` that is there because `m` runs: it goes when `m` does."""
         growth = self._running.growth_left(m)
         if self._limits.headroom == "declared":
             return growth
-        return min(growth, self._span) if r.preemptions or m.preemptions else 0
+        reserve = min(growth, self._span) if r.preemptions or m.preemptions else 0
+        expected = self._running.expected
+        if expected is None:
+            return reserve
+        # The head-room is the larger of two sums; one that is there for those who returned may outlast `m`.
+        alone = not r.preemptions and not self._running.returned
+        return expected.left(m) if alone else min(reserve, expected.left(m))

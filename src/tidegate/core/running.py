@@ -8,6 +8,7 @@ from heapq import merge
 from tidegate.core.cohorts import Cohort, Cohorts
 from tidegate.core.decode_load import DecodeLoad
 from tidegate.core.decodes import DecodeSet
+from tidegate.core.expected import ExpectedGrowth
 from tidegate.core.hashing import BlockHash, block_hashes
 from tidegate.core.kv import KvCache, Lease
 from tidegate.core.limits import Limits
@@ -30,10 +31,12 @@ class Running:
     peak_blocks: blocks all of them would hold at their peaks, each alone
     outstanding: blocks by which all of them may still grow, as declared
     version:     grows whenever somebody comes or goes
+    expected:    what they are predicted to grow by, where head-room goes by that
     """
 
-    def __init__(self, kv: KvCache, limits: Limits) -> None:
+    def __init__(self, kv: KvCache, limits: Limits, expected: ExpectedGrowth | None = None) -> None:
         self.kv = kv
+        self.expected = expected
         self.members: dict[Request, None] = {}
         self.decodes = DecodeSet(limits.block_size)
         self.cohorts: Cohorts | None = None
@@ -72,6 +75,8 @@ class Running:
         self._tiers[r.tier] = self._tiers.get(r.tier, 0) + 1
         self.peak_blocks += r.footprint
         self.outstanding += self.growth_left(r)
+        if self.expected is not None:
+            self.expected.seat(r)
         self.version += 1
 
     def grow(self, resumed: Sequence[Request]) -> list[Growth]:
@@ -87,7 +92,10 @@ class Running:
         if not slots:
             return []
         self.outstanding -= len(slots)
-        return list(zip(slots, self.kv.grow(tables), strict=True))
+        growth = list(zip(slots, self.kv.grow(tables), strict=True))
+        if self.expected is not None:
+            self.expected.grow([*resumed, *crossing.members])
+        return growth
 
     def start_decoding(self, r: Request) -> None:
         """`r` decodes from the next advance on."""
@@ -134,6 +142,8 @@ class Running:
         self._stop_decoding(r)
         self.peak_blocks -= r.footprint
         self.outstanding -= self.growth_left(r)
+        if self.expected is not None:
+            self.expected.vacate(r)
         self._keep_computed(r, r.lease)
         self.kv.release(r.lease)
         r.lease = None

@@ -11,8 +11,12 @@ from collections import Counter
 from itertools import count
 from typing import Any, NamedTuple
 
+from tidegate.core.door import Door
 from tidegate.core.events import Event
+from tidegate.core.expected import ExpectedGrowth
+from tidegate.core.expiry import Expiry
 from tidegate.core.kv import KvCache
+from tidegate.core.lanes import Lanes
 from tidegate.core.lifecycle import Lifecycle, Step
 from tidegate.core.limits import Limits
 from tidegate.core.plan import StepPlan, StepResult
@@ -24,7 +28,6 @@ from tidegate.core.request import FinishReason, Rejection, Request, Status
 from tidegate.core.running import Running, hashes_of
 from tidegate.core.step_time import LearnedStepTime
 from tidegate.core.swap import Swap
-from tidegate.core.view import LoadView
 from tidegate.errors import RequestRefused
 
 
@@ -50,13 +53,19 @@ class Scheduler:
         self.limits = limits
         self.ctx = ctx if ctx is not None else PolicyContext(HistoryPredictor(), LearnedStepTime())
         self.kv = KvCache(limits.num_blocks, limits.block_size, limits.prefix_caching)
-        self.running = Running(self.kv, limits)
-        self.waiting = WaitingQueue(self._key)
+        expected = ExpectedGrowth(limits, self.ctx) if limits.headroom == "quantile" else None
+        self.running = Running(self.kv, limits, expected)
+        lanes = limits.max_resources
+        self.waiting = WaitingQueue(self._key) if lanes is None else Lanes(self._key, lanes, limits.resource_patience)
         self.swap = Swap(limits.host_blocks, limits.disk_blocks, limits.block_size, self.ctx.copy_time)
         self._lifecycle = Lifecycle(self.waiting, self.running, self.swap, self.ctx)
         self._planner = Planner(
             policy, limits, self.ctx, self.kv, self.waiting, self.running, self._lifecycle, self.swap
         )
+        self._door = Door(policy, limits, self.ctx, self.kv, self.waiting, self.running, self._end)
+        self._lifecycle.backlog = self._door.backlog
+        self._lifecycle.lanes = self.waiting if isinstance(self.waiting, Lanes) else None
+        self._expiry = Expiry()
         self._parked: list[tuple[float, int, Request]] = []
         self._num_parked = 0
         self._arrivals = count()
@@ -81,48 +90,57 @@ class Scheduler:
         if r.id in self._lifecycle.requests:
             raise ValueError(f"request id {r.id!r} is in use")
         self.ctx.now = now
-        refusal = self._unfit(r)
-        if refusal is None:
-            load = LoadView(now, self.waiting.fresh + self._num_parked, len(self.running), self.kv.available)
-            verdict = self.policy.admit.decide(r, load, self.ctx)
-            refusal = verdict if isinstance(verdict, Reject) else None
-        if refusal is None and not self._hashable(r):
-            refusal = Reject(Rejection.BAD_REQUEST, "token ids must be whole numbers from 0 to 4294967295")
+        self.expire(now)
+        refusal = self._refusal(r, now)
         if refusal is not None:
             self._lifecycle.reject(r, refusal, now)
             raise RequestRefused(refusal.reason.value, refusal.message, refusal.retry_after)
         r.seq = next(self._arrivals)
-        r.tier = self.policy.order.tier(r, self.ctx)
         if r.not_before > now:
             self._lifecycle.park(r, now)
             heapq.heappush(self._parked, (r.not_before, r.seq, r))
             self._num_parked += 1
         else:
             self._lifecycle.wait(r, now)
+        if r.queue_ttl is not None:
+            self._expiry.watch(r, r.arrival + r.queue_ttl, FinishReason.TIMEOUT)
+        last_start = self._door.last_start(r)
+        if last_start is not None:
+            self._expiry.watch(r, last_start, FinishReason.SHED)
 
     def abort(self, request_id: str, now: float) -> bool:
         """The client is gone: end the request whatever it is doing. False if it is not known (any more)."""
         r = self._lifecycle.requests.get(request_id)
         if r is None:
             return False
+        self._end(r, FinishReason.CANCELLED, now)
+        return True
+
+    def _end(self, r: Request, reason: FinishReason, now: float) -> None:
+        """`r` ends here, whatever it was doing, parked or not."""
         if r.status is Status.PARKED:
             self._num_parked -= 1
             if len(self._parked) > 2 * self._num_parked + 64:
                 self._parked = [p for p in self._parked if p[2].status is Status.PARKED and p[2] is not r]
                 heapq.heapify(self._parked)
-        self._lifecycle.finish(r, FinishReason.CANCELLED, now)
-        return True
+        self._lifecycle.finish(r, reason, now)
 
     def plan(self, now: float) -> StepPlan:
         """The next step. An empty plan (falsy) is neither executed nor applied."""
         self.ctx.now = now
         self._unpark(now)
+        self.expire(now)
         self.waiting.rekey_due(now)
         plan = self._planner.plan(now)
         if not plan and plan.held_back_by is None:
             plan.held_back_by = "parked" if self._num_parked else "nothing to do"
         self._held_back_by = plan.held_back_by
         return plan
+
+    def expire(self, now: float) -> None:
+        """End those who have waited too long. `plan` does that first; a host whose steps last calls it in between."""
+        for r, reason in self._expiry.expired(now):
+            self._end(r, reason, now)
 
     def apply(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """A step was computed. Results come in the order of their plans; raises ValueError otherwise."""
@@ -147,13 +165,18 @@ class Scheduler:
         events, self._lifecycle.events = self._lifecycle.events, []
         return events
 
+    @property
+    def next_expiry(self) -> float | None:
+        """When the next of those who wait will have waited too long (seconds); None if nobody will."""
+        return self._expiry.next_due()
+
     def next_wake(self, now: float) -> float | None:
         """When time alone will change what can be planned (seconds); None if only an event will."""
         while self._parked and self._parked[0][2].status is not Status.PARKED:
             heapq.heappop(self._parked)
         due = self.waiting.next_due()
         parked = self._parked[0][0] if self._parked else None
-        times = [t for t in (due, parked) if t is not None]
+        times = [t for t in (due, parked, self._expiry.next_due()) if t is not None]
         return max(now, min(times)) if times else None
 
     def snapshot(self, now: float) -> Snapshot:
@@ -191,6 +214,8 @@ class Scheduler:
             told["waiting"] = self._why_waiting(r)
         elif r.status is Status.PARKED:
             told["waiting"] = {"held_back_by": "parked", "until": r.not_before}
+            if r.queue_ttl is not None:
+                told["waiting"]["expires"] = r.arrival + r.queue_ttl
         elif r in self.running.stalled:
             told["waiting"] = {"held_back_by": "stalled"}
         return told
@@ -200,10 +225,21 @@ class Scheduler:
         why: dict[str, Any] = {"ahead": self.waiting.ahead_of(r), "held_back_by": self._held_back_by}
         if blocked is not None and blocked[0] in self.waiting:
             why["head"], why["head_held_back_by"] = blocked[0].id, blocked[1]
+        if r.queue_ttl is not None and not r.preemptions:
+            why["expires"] = r.arrival + r.queue_ttl
         return why
 
     def _key(self, r: Request) -> Key:
         return self.policy.order.key(r, self.ctx)
+
+    def _refusal(self, r: Request, now: float) -> Reject | None:
+        """Why `r` is not taken, if so: it can never run, or the policy does not let it wait."""
+        refusal = self._unfit(r)
+        if refusal is None:
+            r.tier = self.policy.order.tier(r, self.ctx)
+            # Whoever is refused for the load need not be hashed, unless the load is weighed by its hashes.
+            refusal = self._unhashable(r) if self._door.backlog is not None else None
+        return refusal or self._door.refusal(r, now, self._num_parked) or self._unhashable(r)
 
     def _unfit(self, r: Request) -> Reject | None:
         """Why `r` can never run, if so.
@@ -215,6 +251,8 @@ class Scheduler:
             return Reject(Rejection.BAD_REQUEST, "the prompt is empty; give at least one token")
         if r.max_tokens is not None and r.max_tokens < 1:
             return Reject(Rejection.BAD_REQUEST, f"max_tokens must be at least 1, not {r.max_tokens}")
+        if r.queue_ttl is not None and not r.queue_ttl > 0:
+            return Reject(Rejection.BAD_REQUEST, f"queue_ttl must be above 0 seconds, not {r.queue_ttl}")
         room = limits.max_model_len - r.prompt_tokens if limits.max_model_len is not None else None
         if room is not None and (room < 1 or (r.max_tokens is not None and r.max_tokens > room)):
             wanted = r.prompt_tokens + (r.max_tokens or 1)
@@ -230,13 +268,13 @@ class Scheduler:
         r.footprint = self.kv.blocks_for(r.prompt_tokens + r.target - 1)  # its last token is never written
         return None
 
-    def _hashable(self, r: Request) -> bool:
-        """Whether the prompt's blocks can be named; names them, so that no plan has to."""
+    def _unhashable(self, r: Request) -> Reject | None:
+        """The refusal of a prompt whose blocks cannot be named; names them else, so that no plan has to."""
         try:
             hashes_of(r, self.kv)
         except (OverflowError, TypeError):
-            return False
-        return True
+            return Reject(Rejection.BAD_REQUEST, "token ids must be whole numbers from 0 to 4294967295")
+        return None
 
     def _unpark(self, now: float) -> None:
         while self._parked and self._parked[0][0] <= now:

@@ -45,13 +45,20 @@ class Slo:
 NO_SLO = Slo()
 
 
+def shortest(*seconds: float | None) -> float | None:
+    """The least of several time limits, where None is no limit: a class's and a request's own combine so."""
+    return min((s for s in seconds if s is not None), default=None)
+
+
 @dataclass(frozen=True, slots=True)
 class SloClass:
-    """A named class: its promise and its static priority (lower is more urgent)."""
+    """A named class: its promise, its static priority (lower is more urgent), and how long its requests may
+    wait to be admitted, in seconds (None: for ever)."""
 
     name: str
     slo: Slo = NO_SLO
     priority: int = 0
+    queue_ttl: float | None = None
 
 
 DEFAULT_CLASS = "interactive"

@@ -61,13 +61,57 @@ class StepView(NamedTuple):
     load: DecodeLoad = NOBODY
 
 
+class Work(NamedTuple):
+    """Requests, prompt tokens to compute, and outputs to decode one by one."""
+
+    requests: int = 0
+    prefill: int = 0
+    outputs: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens to compute."""
+        return self.prefill + self.outputs
+
+    def plus(self, other: Work, sign: int = 1) -> Work:
+        """Both together, or this one less the other."""
+        return Work(
+            self.requests + sign * other.requests,
+            self.prefill + sign * other.prefill,
+            self.outputs + sign * other.outputs,
+        )
+
+
+NOTHING = Work()
+
+
 class LoadView(NamedTuple):
-    """The load at the door, as an `Admit` sees it."""
+    """The load at the door, as an `Admit` sees it.
+
+    waiting:  requests that were never admitted
+    running, seats: requests that run, and that may run at once
+    budget:   tokens that one step may compute
+
+    The rest is known only to a policy that weighs what waits (`Admit.weighs`):
+
+    own:      what the request at the door needs
+    queued:   what waits in all, and
+    of_class: of its class, and
+    worse:    of strictly worse tiers
+    ahead:    who waits ahead of it in the order; `prefill` includes the unfinished prompts of those who run
+    """
 
     now: float
     waiting: int
     running: int
     free_blocks: int
+    seats: int = 1
+    budget: int = 1
+    own: Work = NOTHING
+    queued: Work = NOTHING
+    of_class: Work = NOTHING
+    worse: Work = NOTHING
+    ahead: Work = NOTHING
 
 
 class Need(NamedTuple):

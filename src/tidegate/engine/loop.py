@@ -189,7 +189,7 @@ class Engine:
 
     def _awake(self) -> bool:
         """Sleep until there is a message, a computed step or a time to plan again; False once stopped."""
-        wake = self._scheduler.next_wake(self.clock.now()) if self._has_room else None
+        wake = self._scheduler.next_wake(self.clock.now()) if self._has_room else self._scheduler.next_expiry
         with self._changed:
             if not self._something_to_do():
                 self._changed.wait(None if wake is None else max(0.0, wake - self.clock.now()))
@@ -250,6 +250,7 @@ class Engine:
 
     def _plan_next(self) -> None:
         """Keep the executor busy: plan until the pipeline is full or nothing can be planned."""
+        self._scheduler.expire(self.clock.now())
         while self._has_room:
             now = self.clock.now()
             plan = self._scheduler.plan(now)

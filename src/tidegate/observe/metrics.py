@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from tidegate.core.events import Admitted, Arrived, Emitted, Event, Finished, Preempted, Rejected, Restored
 from tidegate.core.plan import StepPlan
-from tidegate.core.request import Request
+from tidegate.core.request import UNSERVED, FinishReason, Request
 from tidegate.core.scheduler import Snapshot
 
 OTHER = "other"
@@ -154,13 +154,15 @@ class Metrics:
         self.tenant_tokens.labels(self._tenant(request.tenant), "output").inc(request.emitted)
         if request.preemptions:
             self.preempted_wait.labels(kind).observe(timing.preempted)
-        if event.reason.value == "cancelled":
+        if event.reason is FinishReason.CANCELLED:
+            return
+        for promise in event.missed:
+            self.slo_missed.labels(kind, promise).inc()
+        if event.reason in UNSERVED:
             return
         self.e2e.labels(kind).observe(timing.e2e)
         if timing.tpot is not None:
             self.tpot.labels(kind).observe(timing.tpot)
-        for promise in event.missed:
-            self.slo_missed.labels(kind, promise).inc()
         if not event.missed:
             self.slo_met.labels(kind).inc()
 

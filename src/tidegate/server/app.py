@@ -32,7 +32,7 @@ _EVENT = {
     "required": ["data"],
 }
 _STREAM = {"text/event-stream": {"schema": _EVENT}}
-_GENERATION_FAULTS = (400, 401, 403, 404, 408, 413, 429, 500, 503)
+_GENERATION_FAULTS = (400, 401, 403, 404, 408, 413, 429, 500, 503, 504)
 
 
 def _key(request: Request) -> ApiKey | None:
@@ -71,7 +71,6 @@ def create_app(service: Service, metrics: Metrics, config: Config) -> FastAPI:
     app.add_middleware(BodyLimit, limit=config.server.max_body_bytes, stall=STALL_SECONDS)
     app.router.route_class = KeyFirst
     app.state.identities = Identities(config)
-    service.max_waiting = config.scheduler.max_waiting
     _add_generation(app, service, app.state.identities)
     _add_scheduler(app, service.engine)
     _add_models(app, service)

@@ -160,6 +160,9 @@ class Generation(_Body):
         default={}, max_length=16, description="slo_class names the request's class; other entries are the client's own"
     )
     priority: int | None = Field(default=None, ge=-1_000_000, le=1_000_000, description="lower is more urgent")
+    queue_ttl: float | None = Field(
+        default=None, gt=0, le=86_400, description="seconds that it may wait to begin, at most what its class allows"
+    )
     user: str | None = Field(default=None, max_length=256, description="the tenant, where no API key names it")
     cache_salt: str = Field(default="", max_length=256, description="only requests of one salt share cached prefixes")
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from tidegate.core.request import Request
+from tidegate.core.slo import shortest
 from tidegate.engine.loop import Engine
 from tidegate.engine.output import Delta, OutputState
 from tidegate.engine.sampling import SamplingParams
@@ -28,6 +30,8 @@ from tidegate.server.shapes import Shape, usage
 from tidegate.server.text import ServedModel, Vocabulary
 
 _MAX_SEQUENCES = 128
+
+NO_LIMITS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +93,24 @@ class Answering:
 class Service:
     """Opens requests in one engine with one model.
 
-    `max_waiting` requests may wait at once (None: no end): what is more than that in one body can never be
-    taken, so it is told that and not to come back later.
+    `max_waiting` requests may wait at once, and `class_max_waiting` of a class (None, or absent: no end): what is
+    more than that in one body can never be taken, so it is told that and not to come back later. `queue_ttl` is how
+    long requests of a class may wait, in seconds.
     """
 
-    def __init__(self, engine: Engine, model: ServedModel) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        model: ServedModel,
+        *,
+        max_waiting: int | None = None,
+        class_max_waiting: Mapping[str, int | None] = NO_LIMITS,
+        queue_ttl: Mapping[str, float | None] = NO_LIMITS,
+    ) -> None:
         self.engine = engine
-        self.max_waiting: int | None = None
+        self.max_waiting = max_waiting
+        self._class_max_waiting = class_max_waiting
+        self._queue_ttl = queue_ttl
         self.vocabulary = Vocabulary(model)
         self.model = model.model_name
         self._eos = tuple(model.eos_token_ids)
@@ -131,7 +146,7 @@ class Service:
         claim: Claim,
         arrival: float,
     ) -> tuple[str, Stream]:
-        self._check_size(body, prompts, max_tokens)
+        self._check_size(body, prompts, max_tokens, claim)
         schema = await self._schema(body)
         id = f"{kind}-{uuid.uuid4().hex}"
         requests = []
@@ -148,6 +163,7 @@ class Service:
                     slo_class=claim.slo_class,
                     priority=claim.priority,
                     slo=claim.slo,
+                    queue_ttl=shortest(body.queue_ttl, self._queue_ttl.get(claim.slo_class)),
                     cache_salt=body.cache_salt,
                     handle=OutputState(params, self.vocabulary.backend, self._eos, prompt),
                 )
@@ -159,18 +175,21 @@ class Service:
             fault.headers["x-request-id"] = id
             raise fault from refusal
 
-    def _check_size(self, body: Generation, prompts: list[list[int]], max_tokens: int | None) -> None:
+    def _check_size(self, body: Generation, prompts: list[list[int]], max_tokens: int | None, claim: Claim) -> None:
         sequences = len(prompts) * body.n
         if sequences > _MAX_SEQUENCES:
             raise ApiError(
                 400, f"{len(prompts)} prompts times n={body.n} is more than {_MAX_SEQUENCES} sequences", param="n"
             )
-        if self.max_waiting is not None and sequences > self.max_waiting:
+        of_class = self._class_max_waiting.get(claim.slo_class)
+        most, option = (self.max_waiting, "scheduler.max_waiting")
+        if of_class is not None and (most is None or of_class < most):
+            most, option = of_class, f"classes.{claim.slo_class}.max_waiting"
+        if most is not None and sequences > most:
             what = f"{len(prompts)} prompts times n={body.n}" if len(prompts) > 1 else f"n={body.n}"
             raise ApiError(
                 400,
-                f"{what} is {sequences} sequences, and only {self.max_waiting} may wait at once; ask for fewer, or "
-                "raise scheduler.max_waiting",
+                f"{what} is {sequences} sequences, and only {most} may wait at once; ask for fewer, or raise {option}",
                 param="n" if body.n > 1 else "prompt",
             )
         if max_tokens is None:

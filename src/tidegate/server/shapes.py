@@ -11,7 +11,7 @@ from tidegate.core.request import FinishReason
 from tidegate.engine.detokenize import TokenTable
 from tidegate.engine.output import Delta
 from tidegate.engine.sampling import TokenLogprobs
-from tidegate.server.faults import ApiError
+from tidegate.server.faults import unserved
 
 _FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.LENGTH_KV: "length"}
 
@@ -184,7 +184,7 @@ def finish_reason(reason: FinishReason | None) -> str | None:
     if reason is None:
         return None
     if reason not in _FINISH:
-        raise ApiError(503, f"the request was ended by the server: {reason.value}", code=reason.value)
+        raise unserved(reason)
     return _FINISH[reason]
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tidegate.core.request import FinishReason
+from tidegate.core.request import UNSERVED, FinishReason
 from tidegate.core.slo import NO_SLO, SloClass
 from tidegate.errors import InputError, MissingExtra
 from tidegate.observe.records import COMPLETED, Record
@@ -222,7 +222,7 @@ class Replay:
                         break
                     event = json.loads(data)
                     if event.get("error"):
-                        raise _Failed(FinishReason.ERROR, f"in the stream: {_message(data.decode())}")
+                        raise _Failed(_end_of(event["error"]), f"in the stream: {_message(data.decode())}")
                     stream.take(event, loop.time())
         except TimeoutError as e:
             raise _Failed(FinishReason.ERROR, f"nothing came for {self.target.timeout_s:g} s") from e
@@ -290,6 +290,12 @@ async def _session(target: Target) -> AsyncIterator[aiohttp.ClientSession]:
         raise InputError(f"{target.url} is no http:// address of a server") from e
     async with session:
         yield session
+
+
+def _end_of(error: Any) -> FinishReason:
+    """What an error in a stream says of the request: ended in the queue, or a fault."""
+    code = error.get("code") if isinstance(error, dict) else None
+    return next((reason for reason in UNSERVED if reason.value == code), FinishReason.ERROR)
 
 
 def _finish_reason(said: str | None) -> str:

@@ -17,7 +17,8 @@ from typing import Any
 import yaml
 
 from tidegate.config import PredictorConfig, resolve
-from tidegate.core.slo import NO_SLO, Slo
+from tidegate.core.limits import HEADROOMS
+from tidegate.core.slo import NO_SLO, Slo, shortest
 from tidegate.errors import ConfigError, InputError
 from tidegate.executors.scripted import StepFormula
 
@@ -25,24 +26,21 @@ TOP_KEYS = ("id", "title", "group", "cfg", "reqs", "expect", "facts", "essence",
 PROSE_KEYS = ("load", "trace")
 REQUEST_KEYS = (
     "id", "x", "every", "from", "until", "t", "p", "o", "max_o", "prio", "class", "tenant",
-    "hit", "share", "cancel", "blocked_until", "slo",
+    "hit", "share", "cancel", "blocked_until", "slo", "ttl", "queue_ttl", "lora",
 )  # fmt: skip
 CONFIG_KEYS = (
     "kv", "block", "budget", "max_seqs", "max_model_len", "headroom", "watermark", "oversize", "partial_prefills",
     "prefix_caching", "mixed_batches", "policy", "params", "predictor", "history", "step_ms", "cached", "limits",
     "host_blocks", "disk_blocks", "cost", "draft", "accept",
+    "headroom_quantile", "max_waiting", "max_queued_tokens", "ttft_target_s", "queue_ttl", "max_loras", "prefill_rate",
 )  # fmt: skip
-LIMIT_KEYS = ("bypass_bound", "resume_span", "max_preemptions", "stall_steps", "nearly_done")
+LIMIT_KEYS = ("bypass_bound", "resume_span", "max_preemptions", "stall_steps", "nearly_done", "resource_patience")
 COST_KEYS = ("prefill_tok_us", "copy_block_us")
 SLO_KEYS = ("ttft", "tpot", "tbt", "e2e")
-HEADROOMS = ("none", "watermark", "declared")
 
 # What a file may ask for that this version does not do: the key, and the mechanism it needs.
 AWAITED = {
-    "max_waiting": "limits at the door", "max_queued_tokens": "limits at the door",
-    "ttft_target_s": "limits at the door", "service_rate": "an executor of a given rate",
-    "prefill_rate": "an executor of a given rate", "queue_ttl": "queue timeouts", "ttl": "queue timeouts",
-    "max_loras": "adapter slots", "lora": "adapter slots", "weights": "fair shares",
+    "service_rate": "an executor of a given rate", "weights": "fair shares",
     "free_delay": "delayed frees", "lease": "pinned blocks",
 }  # fmt: skip
 
@@ -57,6 +55,8 @@ class ScenarioRequest:
     prefix_tokens: how long that prefix is
     cancel:        the last step in which it may still compute
     blocked_until: the step before which it may not be scheduled; inf for never
+    queue_ttl:     how long it may wait to be admitted, in time units; None for ever
+    resource:      what it needs beside a seat (an adapter), None for nothing
     """
 
     id: str
@@ -72,6 +72,8 @@ class ScenarioRequest:
     prefix_tokens: int
     cancel: int | None
     blocked_until: float
+    queue_ttl: float | None = None
+    resource: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,10 @@ class ScenarioConfig:
 
     draft:    draft tokens that every decode computes beside its own, none of which is accepted
     limits:   further fields of `Limits` (steps, outputs, counts), for those who study them
+    door:     parameters of the policy that say who may wait (`max_waiting` and so on)
     resident: blocks of each named prefix that lie computed and unreferenced in the cache at the start
+    queue_ttl: how long anybody may wait to be admitted, in time units; a request's own may be shorter
+    ttft_target: TTFT promised to everybody who says nothing else, and enforced at the door; seconds
     history:  (prompt tokens, outputs) of requests that the predictor has seen end
     prefill_token_s, copy_block_s: seconds to compute a prompt token and to copy a block, None where nothing is said
     """
@@ -98,6 +103,9 @@ class ScenarioConfig:
     policy: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
     limits: Mapping[str, Any] = field(default_factory=dict)
+    door: Mapping[str, Any] = field(default_factory=dict)
+    queue_ttl: float | None = None
+    ttft_target: float | None = None
     predictor: PredictorConfig = field(default_factory=PredictorConfig)
     history: tuple[tuple[int, int], ...] = ()
     step_ms: StepFormula | None = None
@@ -235,7 +243,7 @@ def _families(raw: Sequence[Any]) -> list[Mapping[str, Any]]:
 def _config(raw: Mapping[str, Any], families: Sequence[Mapping[str, Any]]) -> ScenarioConfig:
     _check_keys(raw, CONFIG_KEYS, "cfg key")
     block = _whole(raw, "block", default=16, least=1, where="cfg")
-    formula = raw.get("step_ms")
+    formula = _step_formula(raw)
     return ScenarioConfig(
         num_blocks=_whole(raw, "kv", least=1, where="cfg"),
         budget=_whole(raw, "budget", least=1, where="cfg"),
@@ -252,7 +260,10 @@ def _config(raw: Mapping[str, Any], families: Sequence[Mapping[str, Any]]) -> Sc
         params=dict(_mapping(raw, "params")),
         predictor=_predictor(raw["predictor"]) if "predictor" in raw else PredictorConfig(),
         history=tuple(_history(raw.get("history") or ())),
-        step_ms=StepFormula(str(formula)) if formula is not None else None,
+        step_ms=formula,
+        door=_door(raw),
+        queue_ttl=_maybe_time(raw, "queue_ttl", "cfg"),
+        ttft_target=_maybe_time(raw, "ttft_target_s", "cfg"),
         resident=_resident(_mapping(raw, "cached"), families, block),
         host_blocks=_whole(raw, "host_blocks", default=0, least=0, where="cfg"),
         disk_blocks=_whole(raw, "disk_blocks", default=0, least=0, where="cfg"),
@@ -286,8 +297,13 @@ def _limits(raw: Mapping[str, Any]) -> dict[str, Any]:
     given = _mapping(raw, "limits")
     _check_keys(given, LIMIT_KEYS, "cfg.limits key")
     limits: dict[str, Any] = {key: _whole(given, key, least=0, where="cfg.limits") for key in given}
-    if "watermark" in raw:
-        limits["watermark"] = _number(raw["watermark"], "cfg.watermark")
+    for key in ("watermark", "headroom_quantile"):
+        if key in raw:
+            limits[key] = _number(raw[key], f"cfg.{key}")
+    if "max_loras" in raw:
+        limits["max_resources"] = _whole(raw, "max_loras", least=1, where="cfg")
+    if "resource_patience" in limits and "max_resources" not in limits:
+        raise InputError("cfg.limits.resource_patience does nothing without cfg.max_loras")
     return limits
 
 
@@ -298,6 +314,34 @@ def _draft(raw: Mapping[str, Any]) -> int:
     if "accept" in raw and not draft:
         raise InputError("cfg.accept without cfg.draft says nothing")
     return draft
+
+
+def _door(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The policy's parameters behind the keys that limit who may wait."""
+    named = {"max_waiting": "max_waiting", "max_queued_tokens": "max_waiting_tokens"}
+    door: dict[str, Any] = {named[key]: _whole(raw, key, least=1, where="cfg") for key in named if key in raw}
+    return door | ({"refuse_hopeless": True} if "ttft_target_s" in raw else {})
+
+
+def _step_formula(raw: Mapping[str, Any]) -> StepFormula | None:
+    """The length of a step in milliseconds: a formula, or a rate of prefill such as "10000 tok/s"."""
+    if "prefill_rate" not in raw:
+        return StepFormula(str(raw["step_ms"])) if "step_ms" in raw else None
+    if "step_ms" in raw:
+        raise InputError("cfg.prefill_rate and cfg.step_ms both give steps a length; give one of them")
+    rate, _, unit = str(raw["prefill_rate"]).partition(" ")
+    if unit.strip() != "tok/s" or not rate.isdigit() or not int(rate):
+        raise InputError(f'cfg.prefill_rate is such as "10000 tok/s", not {raw["prefill_rate"]!r}')
+    return StepFormula(f"1000*prefill_tokens/{rate}")
+
+
+def _maybe_time(raw: Mapping[str, Any], key: str, where: str) -> float | None:
+    if key not in raw:
+        return None
+    value = _number(raw[key], f"{where}.{key}")
+    if not value > 0:
+        raise InputError(f"{where}.{key} is above 0, not {raw[key]!r}")
+    return value
 
 
 def _history(raw: Sequence[Any]) -> Iterator[tuple[int, int]]:
@@ -360,11 +404,13 @@ def _members(family: Mapping[str, Any], config: ScenarioConfig) -> Iterator[Scen
             priority=_whole(family, "prio", default=0, where=name),
             slo_class=str(family.get("class", "interactive")),
             tenant=str(family.get("tenant", "default")),
-            slo=_slo(_mapping(family, "slo"), name),
+            slo=_slo(_mapping(family, "slo"), name, config.ttft_target),
             prefix=prefix,
             prefix_tokens=prefix_tokens,
             cancel=cancel,
             blocked_until=_blocked_until(family, config, name),
+            queue_ttl=_queue_ttl(family, config, name),
+            resource=_resource(family, name),
         )
 
 
@@ -391,10 +437,23 @@ def _blocked_until(family: Mapping[str, Any], config: ScenarioConfig, name: str)
     return float(_whole(family, "blocked_until", default=0, least=0, where=name))
 
 
-def _slo(raw: Mapping[str, Any], name: str) -> Slo:
+def _queue_ttl(family: Mapping[str, Any], config: ScenarioConfig, name: str) -> float | None:
+    """The shorter of its own time limit (`ttl`, or `queue_ttl`) and that of the configuration."""
+    return shortest(_maybe_time(family, "ttl", name), _maybe_time(family, "queue_ttl", name), config.queue_ttl)
+
+
+def _resource(family: Mapping[str, Any], name: str) -> str | None:
+    if "lora" not in family:
+        return None
+    if isinstance(family["lora"], bool) or not isinstance(family["lora"], int | str):
+        raise InputError(f"{name}.lora is the name or number of an adapter, not {family['lora']!r}")
+    return str(family["lora"])
+
+
+def _slo(raw: Mapping[str, Any], name: str, ttft: float | None) -> Slo:
     """A promise from keys such as `ttft_ms` (milliseconds) or `ttft` (seconds; a step without step_ms)."""
     if not raw:
-        return NO_SLO
+        return NO_SLO if ttft is None else Slo(ttft=ttft)
     _check_keys(raw, (*SLO_KEYS, *(f"{key}_ms" for key in SLO_KEYS)), f"{name}.slo key")
     seconds = {
         key.removesuffix("_ms"): _number(value, f"{name}.slo.{key}") / (1000.0 if key.endswith("_ms") else 1.0)
@@ -436,8 +495,6 @@ def _flag(raw: Mapping[str, Any], key: str, default: bool) -> bool:
 def _one_of(raw: Mapping[str, Any], key: str, known: Sequence[str], default: str) -> str:
     value = str(raw.get(key, default))
     if value not in known:
-        if key == "headroom" and value == "quantile":
-            raise InputError("cfg.headroom quantile needs quantile head-room, which this version does not have")
         raise InputError(f"cfg.{key} {value!r} is unknown; {nearest(value, known)}")
     return value
 

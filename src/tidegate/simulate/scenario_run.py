@@ -17,6 +17,7 @@ from tidegate.core.copy_time import CopyTime
 from tidegate.core.events import Admitted, Arrived, Emitted, Event, Finished, Preempted, Rejected, Restored
 from tidegate.core.limits import Limits
 from tidegate.core.plan import StepPlan, StepResult
+from tidegate.core.policies.doors import QueueLimit
 from tidegate.core.policy import Policy, PolicyContext
 from tidegate.core.predict import OraclePredictor, Predictor
 from tidegate.core.presets import DEFAULT_POLICY, PRESETS, Composition, build_policy
@@ -144,7 +145,9 @@ def _policy(config: ScenarioConfig, policy: str | Policy | None) -> Policy:
         if name not in PRESETS:
             raise InputError(f"unknown policy {name!r}; {nearest(name, tuple(PRESETS))}")
         _check_params(name, config.params)
-        policy = build_policy(name, config.params)
+        policy = build_policy(name, {**config.door, **config.params})
+    elif config.door:
+        policy = replace(policy, admit=QueueLimit(**config.door))
     if not config.mixed_batches:
         policy = replace(policy, features=replace(policy.features, mixed_batches=False))
     return policy
@@ -341,6 +344,8 @@ class _Run:
             slo=spec.slo,
             block_hashes=self.hashes.prompt(spec),
             not_before=spec.blocked_until,
+            queue_ttl=spec.queue_ttl,
+            resource=spec.resource,
             oracle_tokens=spec.outputs,
             handle=Script(range(spec.outputs), stops=spec.outputs < spec.declared),
         )
