@@ -346,6 +346,7 @@ def test_who_is_ahead_in_the_order_passes_also_when_a_label_is_given_up() -> Non
     run.until_idle()
     order = sorted(("x1", "y", "x-worse", "x-urgent"), key=run.first_step_of)
     assert order == ["x1", "x-urgent", "y", "x-worse"]
+    assert run.first_step_of("x-urgent") == 2, "at once, beside x1"
 
 
 def test_ten_thousand_behind_a_label_cost_a_step_nothing() -> None:
