@@ -179,9 +179,7 @@ def test_the_scheduler_teaches_it_what_each_step_held(depth: int) -> None:
     told = []
 
     class Listening(StepTime):
-        @property
-        def learns(self) -> bool:
-            return True
+        learns = True
 
         def observe(self, prefill_tokens: int, decodes: int, context_tokens: int, seconds: float) -> None:
             told.append((prefill_tokens, decodes, context_tokens, seconds))

@@ -16,6 +16,7 @@ from tidegate.core.events import Event, Finished
 from tidegate.core.plan import StepPlan
 from tidegate.core.request import FinishReason, Request
 from tidegate.core.scheduler import Scheduler
+from tidegate.core.step_time import LearnedStepTime
 from tidegate.engine.loop import Engine
 from tidegate.engine.output import Delta, OutputState
 from tidegate.engine.sampling import SamplingParams
@@ -275,3 +276,17 @@ async def test_every_request_ends_once_and_no_block_leaks_when_clients_leave_at_
         assert await nothing_left(engine)
         engine._scheduler.kv.check()
         assert len(engine.observers[0].reasons) == 120  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("told", [None, 7.0])
+async def test_the_scheduler_learns_how_long_steps_take(depth: int, told: float | None) -> None:
+    """From the executor's own word, or from the clock where it says nothing."""
+    model = ScriptedModel(goes_on, step_seconds=0.005, depth=depth)
+    if told is not None:
+        model.checker.seconds_of = lambda _: told
+    with engine_over(model, depth) as engine:
+        await read(await engine.submit([ask(engine, "r", max_tokens=60)]))
+        learned = engine._scheduler.ctx.step_time
+        assert learned.decode != LearnedStepTime().decode
+        assert (learned.decode > 3.0) == (told is not None)

@@ -87,6 +87,13 @@ def test_a_steady_decode_reuses_its_packed_slots(executor: TorchExecutor) -> Non
     driver.run()
 
 
+def test_every_step_says_how_long_it_took(executor: TorchExecutor) -> None:
+    driver = Driver(executor, shuffled(2))
+    work = driver.add("a", PROMPT, 3)
+    driver.run()
+    assert all(result.seconds is not None and 0 < result.seconds < 60 for result in work.results)
+
+
 def test_bfloat16_runs_on_both_attentions() -> None:
     """The decode kernel on bfloat16 bits and plain torch operations agree, but for rounding far along."""
     _, half = tiny_pair("llama", dtype=torch.bfloat16)

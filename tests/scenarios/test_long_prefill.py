@@ -196,6 +196,32 @@ def test_s16_prompt_gets_the_rest(play):
     assert run["P"].first_token_step <= 70
 
 
+def test_s16_the_whole_step_is_used_and_told(play):
+    run = play("S16")
+    shared = [row for row in run.rows[50:70] if "P" in row.scheduled]
+    assert shared
+    assert all(sum(row.scheduled.values()) == 512 and row.scheduled["D[0]"] == 5 for row in shared)
+    assert {row.emitted["D[0]"] for row in shared} == {1}
+
+
+@pytest.mark.parametrize(("draft", "streams", "budget"), [(1, 30, 256), (7, 10, 128), (3, 64, 400)])
+def test_s16_as_a_kind(play, draft, streams, budget):
+    changes = {"cfg.draft": draft, "cfg.budget": budget, "cfg.max_seqs": streams + 2, "D.x": streams}
+    run = play("S16", set=changes)
+    left = budget - streams * (1 + draft)
+    chunks = [tokens for step, tokens in run.scheduled("P").items() if step <= run["P"].first_token_step]
+    assert set(chunks[:-1]) == {left}
+    assert max(sum(row.scheduled.values()) for row in run.rows) == budget
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"), [({"cfg.accept": 2}, "one token a decode"), ({"cfg.draft": None}, "says nothing")]
+)
+def test_s16_what_drafts_cannot_do_is_refused(play, changes, told):
+    with pytest.raises(InputError, match=told):
+        play("S16", set=changes)
+
+
 @pytest.mark.expects("S16", 2)
 def test_s16_a_budget_below_the_decodes_is_refused(play):
     with pytest.raises(InputError) as refusal:

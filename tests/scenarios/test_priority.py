@@ -208,6 +208,23 @@ def test_s08_slo_policy_is(play):
     assert all(fate.outputs == 512 and fate.recomputed_tokens == 0 for fate in run.family("BG").values())
 
 
+def test_s08_without_turns_the_promise_is_missed(play):
+    run = play("S08", set={**TURNS, "cfg.params.max_stride": 1})
+    assert run.outcome.timing["H"]["missed"] == ["tpot"]
+
+
+@pytest.mark.parametrize(("streams", "pace", "cohorts"), [(20, 20, 2), (40, 20, 3), (30, 16, 3), (50, 18, 4)])
+def test_s08_as_a_kind(play, streams, pace, cohorts):
+    """As few cohorts as the promise asks for; everybody decodes once in so many steps and ends whole."""
+    run = play("S08", set={**TURNS, "BG.x": streams, "H.slo.tpot_ms": pace})
+    together = [step for step, tokens in run.scheduled("H").items() if tokens == 1]
+    assert run.outcome.timing["H"]["missed"] == []
+    for name, fate in run.family("BG").items():
+        turns = [step for step in run.scheduled(name) if step in together]
+        assert {after - before for before, after in pairwise(turns)} == {cohorts}
+        assert (fate.outputs, fate.max_gap_steps) == (512, cohorts)
+
+
 AGEING = {"cfg.params.aging_window": 20.0}  # a class is worth 20 steps of waiting, so 10 classes are worth 200
 
 

@@ -57,7 +57,8 @@ class Eviction:
         that lack blocks are asked first, so that nobody gives way to a worse one.
         """
         running = self._running
-        d.growers = [*running.stalled, *running.crossing()]
+        crossing = running.decodes.crossing().members if running.turn is None else running.crossing()
+        d.growers = [*running.stalled, *crossing]
         short = len(d.growers) - self._kv.available
         if short <= 0 or self._ends_soon(short, d):
             return

@@ -289,7 +289,7 @@ class Planner:
             else:
                 step = self._step_with(running.turn, plan)
             if self._ctx.step_time.learns:
-                step.context = running.load.context
+                step.context = decodes.context if running.turn is None else running.load.context
         else:
             step = Step(plan, [], [], 0, [])
         step.transfers = d.transfers

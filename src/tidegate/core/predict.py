@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from math import exp
 from statistics import NormalDist
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from tidegate.core.view import RequestView
 from tidegate.errors import ConfigError
@@ -174,9 +174,7 @@ class StepTime:
     prefill_token: float = 1e-4
     decode: float = 0.02
 
-    @property
-    def learns(self) -> bool:
-        return False
+    learns: ClassVar[bool] = False
 
     def service(self, prefill_tokens: float, outputs: float) -> float:
         """Seconds to compute `prefill_tokens` and then `outputs` one by one, alone."""

@@ -120,7 +120,7 @@ class Running:
         return len(self.decodes) + (0 if self.turn is None else len(self.turn.decodes))
 
     def crossing(self) -> list[Request]:
-        """Those of them that need a block for it."""
+        """Those of them that need a block for it, `turn` included."""
         members = self.decodes.crossing().members
         return members if self.turn is None else members + self.turn.decodes.crossing().members
 

@@ -16,7 +16,7 @@ the recent past.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 
 class StepModel(Protocol):
@@ -66,6 +66,8 @@ class LearnedStepTime:
 
     __slots__ = ("_batch", "_context", "_prior", "_steps", "_sums", "coefficients", "scale")
 
+    learns: ClassVar[bool] = True
+
     # A step counts FORGET times what the next one counts: half the weight lies on the last 350 or so.
     FORGET = 0.998
     # Solved after each of the first so many steps, then once in as many.
@@ -85,10 +87,6 @@ class LearnedStepTime:
         self._batch, self._context = 1.0, 0.0
         # The upper triangle of X'WX by rows, then X'Wy; x = (1, prefill, decodes, context).
         self._sums = [0.0] * 14
-
-    @property
-    def learns(self) -> bool:
-        return True
 
     @property
     def decode(self) -> float:
