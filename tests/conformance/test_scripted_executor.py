@@ -232,9 +232,10 @@ def test_kv_that_never_came_neither_goes_out_again_nor_serves_others():
     out_again = {"left": [1], "swapped_out": [Copy("r0", [4, 5], [0, 1])]}
     with pytest.raises(PlanError, match="the copy that was to bring its KV failed"):
         _run(_executor(host_blocks=4, fail_copies=lambda copy, out: not out), PROMPT, OUT, _back(), out_again)
-    follower = {"joined": [_join(0, blocks=(4, 6), cached=4)], "chunks": [Chunk(0, 4, 1, True)]}
+    back = _back(blocks=(0, 1), device=(0, 1))  # where the same once lay: the copy may have got half-way
+    follower = {"joined": [_join(0, blocks=(0, 6), cached=4)], "chunks": [Chunk(0, 4, 1, True)]}
     with pytest.raises(PlanError, match="0 tokens are computed"):
-        _run(_executor(host_blocks=4, fail_copies=lambda copy, out: not out), PROMPT, OUT, _back(), follower)
+        _run(_executor(host_blocks=4, fail_copies=lambda copy, out: not out), PROMPT, OUT, back, follower)
 
 
 def test_a_failure_that_could_not_be_known_yet_is_a_failed_copy_as_well():

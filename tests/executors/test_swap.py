@@ -272,6 +272,9 @@ def test_a_full_disk_fails_one_copy_and_no_other(
     assert torch.equal(kv.data[:, :, [0, 1]], before[:, :, [2, 3]])
     assert torch.equal(kv.data[:, :, [4, 5]], before[:, :, [4, 5]])
     assert copy_out(pool, Copy("again", [2], [3])) == []
+    monkeypatch.setattr(os, "pwrite", full)
+    assert copy_out(pool, Copy("over it", [4], [3])) == ["over it"]  # what was there before is half overwritten
+    assert copy_in(pool, Copy("over it", [5], [3])) == ["over it"]
     pool.close()
 
 
