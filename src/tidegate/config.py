@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Strict,
 
 from tidegate.core.limits import Limits
 from tidegate.core.policy import Policy
-from tidegate.core.presets import DEFAULT_POLICY, PRESETS, Composition, build_policy
+from tidegate.core.presets import DEFAULT_POLICY, PRESETS, build_policy, parameters
 from tidegate.core.slo import DEFAULT_CLASS, DEFAULT_CLASSES, Slo, SloClass
 from tidegate.errors import ConfigError
 
@@ -240,11 +240,9 @@ class Config:
         return self._build_policy(self.scheduler.policy)
 
     def _build_policy(self, name: str) -> Policy:
-        shared = {
-            "aging_window": self.aging.window,
-            "aging_rate": self.aging.rate,
-            "max_waiting": self.scheduler.max_waiting,
-        }
+        shared: dict[str, Any] = {"max_waiting": self.scheduler.max_waiting}
+        if name == self.scheduler.policy:  # ageing is the chosen policy's; the sections of others may know none
+            shared |= {"aging_window": self.aging.window, "aging_rate": self.aging.rate}
         try:
             return build_policy(name, {**shared, **self.policy.get(name, {})})
         except ConfigError as e:
@@ -359,11 +357,11 @@ def _check_references(config: Config) -> None:
 def _check_policies(config: Config) -> None:
     """The chosen policy exists, and so does every parameter of every policy that has a section."""
     counted: dict[Any, Any] = {int: Count, int | None: Count | None}  # a policy's whole numbers are counts
-    hints = get_type_hints(Composition)
-    known = {name: counted.get(hint, hint) for name, hint in hints.items() if name not in _SAID_ELSEWHERE}
     for name, params in config.policy.items():
         if name not in PRESETS:
             raise ConfigError(f"policy.{name}: unknown policy{_nearest(name, PRESETS)}")
+        hints = parameters(name)
+        known = {option: counted.get(hint, hint) for option, hint in hints.items() if option not in _SAID_ELSEWHERE}
         for option, value in params.items():
             where = f"policy.{name}.{option}"
             if option in _SAID_ELSEWHERE:
@@ -378,6 +376,7 @@ def _check_policies(config: Config) -> None:
     if config.scheduler.policy not in PRESETS:
         unknown = config.scheduler.policy
         raise ConfigError(f"scheduler.policy: unknown policy {unknown!r}{_nearest(unknown, PRESETS)}")
+    config.build_policy()
 
 
 def _sentence(error: ValidationError) -> str:

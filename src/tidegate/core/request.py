@@ -37,6 +37,7 @@ class FinishReason(Enum):
     LENGTH_KV = "length_kv"
     CANCELLED = "cancelled"
     REFUSED = "refused"
+    SHED = "shed"
     ERROR = "error"
 
 
@@ -124,6 +125,7 @@ class Request:
         "tenant",
         "tier",
         "token_ids",
+        "turn",
         "version",
     )
 
@@ -166,6 +168,7 @@ class Request:
         self.seq = -1
         self.key: Key | None = None
         self.tier = 0
+        self.turn = 0  # admissions of others before it was first queued
         self.version = 0
 
         self.slot = -1
@@ -226,6 +229,13 @@ class Request:
     def known_tokens(self) -> int:
         """Tokens known now: the prompt and the outputs delivered so far."""
         return self.prompt_tokens + (self._emitted if self.decode_set is None else self.emitted)
+
+    @property
+    def waiting_since(self) -> float | None:
+        """When its wait began (seconds): its arrival, or its last preemption; None while it runs."""
+        if self.status is Status.RUNNING:
+            return None
+        return self.arrival if self.preempted_at is None else self.preempted_at
 
     def enter(self, decodes: DecodeSet, clock: int, last_clock: int) -> None:
         """Derive the counters from `decodes` from now on. Only core/decodes.py calls this."""

@@ -36,9 +36,12 @@ class Room:
         lease = self._kv.awaited(hashes, match, limit)
         return match, lease is not None and self._worth_waiting(r, lease.owner)
 
-    @staticmethod
-    def _worth_waiting(r: Request, owner: object) -> bool:
-        return isinstance(owner, Request) and place(owner) < place(r)
+    def _worth_waiting(self, r: Request, owner: object) -> bool:
+        if not isinstance(owner, Request):
+            return False
+        # Where a cached prefix betters one's place, what the owner has computed puts its followers before it.
+        follows = self._kv.ranks and owner.tier <= r.tier and owner.seq < r.seq
+        return follows or place(owner) < place(r)
 
     def wanted(self, r: Request) -> int:
         """Blocks that `r` holds when it starts: for all it knows, or for its whole footprint once it was

@@ -11,19 +11,25 @@ from collections import Counter
 from itertools import count
 from typing import Any, NamedTuple
 
+from tidegate.core.affinity import Affinity
 from tidegate.core.events import Event
+from tidegate.core.groups import GroupedQueue
 from tidegate.core.kv import KvCache
 from tidegate.core.lifecycle import Lifecycle
 from tidegate.core.limits import Limits
 from tidegate.core.plan import StepPlan, StepResult
 from tidegate.core.planner import Planner
-from tidegate.core.policy import Key, Policy, PolicyContext, Reject
+from tidegate.core.policy import Grouping, Key, Policy, PolicyContext, Reject, Shedding
 from tidegate.core.predict import HistoryPredictor, StepTime
 from tidegate.core.queue import WaitingQueue
+from tidegate.core.rekeys import RunningKeys
 from tidegate.core.request import FinishReason, Rejection, Request, Status
 from tidegate.core.running import Running, hashes_of
 from tidegate.core.view import LoadView
 from tidegate.errors import RequestRefused
+
+# Keys that are asked for again in one plan; those that are left come in the next ones.
+REKEYS = 64
 
 
 class Snapshot(NamedTuple):
@@ -49,7 +55,11 @@ class Scheduler:
         self.ctx = ctx if ctx is not None else PolicyContext(HistoryPredictor(), StepTime())
         self.kv = KvCache(limits.num_blocks, limits.block_size, limits.prefix_caching)
         self.running = Running(self.kv, limits)
-        self.waiting = WaitingQueue(self._key)
+        self._affinity = Affinity(self.kv)
+        self.ctx.cached = self._affinity.tokens
+        self.waiting = self._queue()
+        self._keys = RunningKeys(self.running, policy.order, self.ctx)
+        self._looked_at: tuple[Request | None, int] = (None, 0)
         self._lifecycle = Lifecycle(self.waiting, self.running, self.ctx)
         self._planner = Planner(policy, limits, self.ctx, self.kv, self.waiting, self.running, self._lifecycle)
         self._parked: list[tuple[float, int, Request]] = []
@@ -112,7 +122,7 @@ class Scheduler:
         """The next step. An empty plan (falsy) is neither executed nor applied."""
         self.ctx.now = now
         self._unpark(now)
-        self.waiting.rekey_due(now)
+        self._settle_keys(now)
         plan = self._planner.plan(now)
         if not plan and plan.held_back_by is None:
             plan.held_back_by = "parked" if self._num_parked else "nothing to do"
@@ -189,8 +199,42 @@ class Scheduler:
             why["head"], why["head_held_back_by"] = blocked[0].id, blocked[1]
         return why
 
+    def _queue(self) -> WaitingQueue:
+        order = self.policy.order
+        if isinstance(order, Grouping):
+            self.running.service = self.ctx.service
+            return GroupedQueue(self._key, order, self.ctx)
+        return WaitingQueue(self._key, forget=self._affinity.forget)
+
     def _key(self, r: Request) -> Key:
+        r.tier = self.policy.order.tier(r, self.ctx)
         return self.policy.order.key(r, self.ctx)
+
+    def _settle_keys(self, now: float) -> None:
+        """Ask again for keys that time, outputs or the prefix cache have changed, at most `REKEYS` of them."""
+        left = REKEYS
+        asked = self.waiting.rekey_due(now, left)
+        left -= len(asked)
+        order = self.policy.order
+        if asked and isinstance(order, Shedding):
+            for r in asked:
+                if order.shed(r, self.ctx):
+                    self._lifecycle.finish(r, FinishReason.SHED, now)
+        self._keys.settle(max(1, left))
+        for r in self._affinity.grown(max(1, left)):
+            self.waiting.rekey(r)
+        self._look_at_head()
+
+    def _look_at_head(self) -> None:
+        """Whoever comes first because of a prefix that was evicted meanwhile gets its true place."""
+        for _ in range(self.waiting.window):
+            head = self.waiting.peek()
+            if head is None or self._looked_at == (head, self.kv.evictions):
+                return
+            self._looked_at = (head, self.kv.evictions)
+            if not self._affinity.overrated(head):
+                return
+            self.waiting.rekey(head)
 
     def _unfit(self, r: Request) -> Reject | None:
         """Why `r` can never run, if so.

@@ -11,7 +11,8 @@ class RequestView(Protocol):
     """One request as a policy sees it. Times are seconds, sizes tokens.
 
     Hosts that cannot know a field say so: `max_tokens` None is an undeclared end, `oracle_tokens`
-    is None outside a simulation.
+    is None outside a simulation. `first_token_at` is None before the first output, `waiting_since`
+    while it runs; `turn` counts the admissions before it was first queued.
     """
 
     @property
@@ -37,9 +38,15 @@ class RequestView(Protocol):
     @property
     def emitted(self) -> int: ...
     @property
+    def first_token_at(self) -> float | None: ...
+    @property
+    def waiting_since(self) -> float | None: ...
+    @property
     def preemptions(self) -> int: ...
     @property
     def seq(self) -> int: ...
+    @property
+    def turn(self) -> int: ...
     @property
     def tier(self) -> int: ...
 

@@ -29,6 +29,7 @@ REQUEST_KEYS = (
 CONFIG_KEYS = (
     "kv", "block", "budget", "max_seqs", "max_model_len", "headroom", "watermark", "oversize", "partial_prefills",
     "prefix_caching", "mixed_batches", "policy", "params", "predictor", "history", "step_ms", "cached", "limits",
+    "weights",
 )  # fmt: skip
 LIMIT_KEYS = ("bypass_bound", "resume_span", "max_preemptions", "stall_steps")
 SLO_KEYS = ("ttft", "tpot", "tbt", "e2e")
@@ -40,7 +41,7 @@ AWAITED = {
     "max_waiting": "limits at the door", "max_queued_tokens": "limits at the door",
     "ttft_target_s": "limits at the door", "service_rate": "an executor of a given rate",
     "prefill_rate": "an executor of a given rate", "queue_ttl": "queue timeouts", "ttl": "queue timeouts",
-    "max_loras": "adapter slots", "lora": "adapter slots", "weights": "fair shares",
+    "max_loras": "adapter slots", "lora": "adapter slots",
     "free_delay": "delayed frees", "lease": "pinned blocks",
 }  # fmt: skip
 
@@ -240,7 +241,7 @@ def _config(raw: Mapping[str, Any], families: Sequence[Mapping[str, Any]]) -> Sc
         prefix_caching=_flag(raw, "prefix_caching", True),
         mixed_batches=_flag(raw, "mixed_batches", True),
         policy=str(raw["policy"]) if "policy" in raw else None,
-        params=dict(_mapping(raw, "params")),
+        params=dict(_mapping(raw, "params")) | {key: dict(_mapping(raw, key)) for key in ("weights",) if key in raw},
         predictor=_one_of(raw, "predictor", ("history", "oracle"), "history"),
         history=tuple(_history(raw.get("history") or ())),
         step_ms=StepFormula(str(formula)) if formula is not None else None,
