@@ -246,7 +246,10 @@ class Config:
         try:
             return build_policy(name, {**shared, **self.policy.get(name, {})})
         except ConfigError as e:
-            raise ConfigError(f"policy.{name}: {e}") from e
+            told = str(e)
+            for option, elsewhere in _SAID_ELSEWHERE.items():
+                told = told.replace(option, elsewhere)
+            raise ConfigError(f"policy.{name}: {told}") from e
 
 
 _CONFIG = TypeAdapter(Config)

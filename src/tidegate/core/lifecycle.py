@@ -84,7 +84,6 @@ class Lifecycle:
         if r.status is Status.NEW:
             self._arrive(r, now)
         r.move(Status.WAITING)
-        r.turn = self._ctx.admissions
         self._queue.add(r)
 
     def _arrive(self, r: Request, now: float) -> None:
@@ -99,7 +98,6 @@ class Lifecycle:
         """`r` took a seat, for the first time or again, with `cached` KV tokens in place."""
         returning = r.status is Status.PREEMPTED
         r.move(Status.RUNNING)
-        self._ctx.admissions += 1
         if returning:
             recompute = max(0, r.lost - cached)
             r.recomputed_tokens += recompute

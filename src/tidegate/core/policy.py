@@ -46,7 +46,6 @@ class PolicyContext:
     service:    tokens served to each tenant
     cached:     tokens of a waiting request's prefix that the cache holds; whoever asks is asked for the key
                 again when the first block that is missing now appears
-    admissions: how often a request took a seat so far
     """
 
     predictor: Predictor
@@ -54,7 +53,6 @@ class PolicyContext:
     now: float = 0.0
     service: Service = field(default_factory=Service)
     cached: Callable[[RequestView], int] = nothing_cached
-    admissions: int = 0
 
 
 class Order(Protocol):

@@ -79,9 +79,14 @@ PRESETS: Mapping[str, Preset] = {
     "priority": Preset("static classes, lower is more urgent, first come first served within a class", Priority),
     "sjf": Preset("shortest remaining job first, by predicted seconds", ShortestJob),
     "mlfq": Preset("multi-level feedback queue: a request falls a level when its quantum is used up", FeedbackQueue),
-    "fair": Preset("fair share of tokens among tenants, by weight, work conserving", FairShare),
-    "lcf": Preset("least-served tenant first, without the lift that keeps the idle from banking service", LeastServed),
-    "prefix": Preset("largest cached share of the prompt first, with ageing by admissions", PrefixShare),
+    # Prompts strictly one after the other: each next one is then admitted by the counters of its time.
+    "fair": Preset("fair share of tokens among tenants, by weight, work conserving", FairShare, Composition(share=1.0)),
+    "lcf": Preset(
+        "least-served tenant first, without the lift that keeps the idle from banking service",
+        LeastServed,
+        Composition(share=1.0),
+    ),
+    "prefix": Preset("largest cached share of the prompt first, with ageing by arrivals", PrefixShare),
     "edf": Preset(
         "plain earliest deadline first, the baseline: no ageing, the late are not demoted", EarliestDeadline, _PLAIN
     ),
@@ -104,7 +109,7 @@ PRESETS: Mapping[str, Preset] = {
         {"max_num_batched_tokens": 512, **_UNBOUNDED},
     ),
     "sglang-lpm": Preset(
-        "SGLang's longest prefix match, without its fall-back to fcfs in long queues; ageing by request",
+        "SGLang's longest prefix match, without its fall-back to fcfs in long queues; ageing if asked",
         LongestPrefix,
         replace(_PLAIN, hold_pending=True),
         _UNBOUNDED,

@@ -125,7 +125,6 @@ class Request:
         "tenant",
         "tier",
         "token_ids",
-        "turn",
         "version",
     )
 
@@ -168,7 +167,6 @@ class Request:
         self.seq = -1
         self.key: Key | None = None
         self.tier = 0
-        self.turn = 0  # admissions of others before it was first queued
         self.version = 0
 
         self.slot = -1

@@ -12,7 +12,7 @@ class RequestView(Protocol):
 
     Hosts that cannot know a field say so: `max_tokens` None is an undeclared end, `oracle_tokens`
     is None outside a simulation. `first_token_at` is None before the first output, `waiting_since`
-    while it runs; `turn` counts the admissions before it was first queued.
+    while it runs; `seq` numbers arrivals.
     """
 
     @property
@@ -45,8 +45,6 @@ class RequestView(Protocol):
     def preemptions(self) -> int: ...
     @property
     def seq(self) -> int: ...
-    @property
-    def turn(self) -> int: ...
     @property
     def tier(self) -> int: ...
 

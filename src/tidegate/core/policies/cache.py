@@ -14,16 +14,16 @@ from tidegate.core.policy import Key, Lapsing, Order, PolicyContext
 from tidegate.core.view import RequestView
 from tidegate.errors import ConfigError
 
-_PASSES = "ages by admissions"
+_PASSES = "ages by arrivals"
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixShare:
-    """`(0, age * turn - beta * cached_tokens / prompt_tokens)`, in tokens: the largest cached share first.
+    """`(0, age * seq - beta * cached_tokens / prompt_tokens)`, in tokens: the largest cached share first.
 
-    `turn` counts the admissions before it was queued, so each one after that earns it `age` tokens: nobody
-    who arrives more than `beta / age` admissions later passes. A wholly cached prompt is worth `beta`
-    tokens. Bad at deadlines and at fairness: it serves the cache.
+    `seq` numbers the arrivals, so each later one that gets on first earns a request `age` tokens: nobody who
+    arrives more than `beta / age` arrivals later passes, and so many do at most. A wholly cached prompt is
+    worth `beta` tokens. Bad at deadlines and at fairness: it serves the cache.
     """
 
     unwrapped: ClassVar[str] = _PASSES
@@ -40,14 +40,14 @@ class PrefixShare:
         return 0
 
     def key(self, r: RequestView, ctx: PolicyContext) -> Key:
-        return Key(0, self.age * r.turn - self.beta * cached_share(r, ctx))
+        return Key(0, self.age * r.seq - self.beta * cached_share(r, ctx))
 
 
 @dataclass(frozen=True, slots=True)
 class LongestPrefix:
-    """`(0, age * turn - cached_tokens)`, in tokens: the longest cached prefix first (SGLang's LPM).
+    """`(0, age * seq - cached_tokens)`, in tokens: the longest cached prefix first (SGLang's LPM).
 
-    With `age` above 0 nobody who arrives more than `longest prompt / age` admissions later passes; with 0,
+    With `age` above 0 nobody who arrives more than `longest prompt / age` arrivals later passes; with 0,
     the known design, requests that find nothing starve while warm ones keep coming.
     """
 
@@ -62,7 +62,7 @@ class LongestPrefix:
         return 0
 
     def key(self, r: RequestView, ctx: PolicyContext) -> Key:
-        return Key(0, self.age * r.turn - ctx.cached(r))
+        return Key(0, self.age * r.seq - ctx.cached(r))
 
 
 @dataclass(frozen=True, slots=True)
