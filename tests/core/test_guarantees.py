@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.harness import Run, limits, request
+from tests.core.harness import AGEABLE, Run, limits, request
 from tidegate.core.events import Emitted, Finished, Preempted, Rejected
 from tidegate.core.limits import Limits
 from tidegate.core.plan import StepPlan

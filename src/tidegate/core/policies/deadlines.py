@@ -79,7 +79,7 @@ class Deadlines:
 
     unwrapped: ClassVar[str] = _SECONDS
 
-    patience: float = 60.0
+    patience: float = 300.0
     hopeless: Hopeless = "demote"
 
     def __post_init__(self) -> None:
