@@ -201,7 +201,9 @@ documents = st.fixed_dictionaries(
 
 def without_contradiction(raw: dict[str, Any]) -> dict[str, Any]:
     """`raw`, its policy one that ageing works on where it speaks of ageing."""
-    return {**raw, "scheduler": {"policy": "sjf"}} if "aging" in raw else raw
+    if "aging" not in raw:
+        return raw
+    return {**raw, "scheduler": {"policy": "sjf"}, "aging": {"window": 10.0, **raw["aging"]}}
 
 
 @given(documents.map(without_contradiction))

@@ -122,8 +122,15 @@ def test_latest_start_is_what_the_promises_leave() -> None:
     priority=st.integers(-3, 10),
     slo=st.sampled_from([NO_SLO, Slo(ttft=1.0), Slo(ttft=50.0), Slo(e2e=30.0), Slo(tpot=1.0)]),
     order=st.sampled_from(
-        [Joint(), Joint(hopeless="shed"), Joint(urgent_slack=0.0), Deadlines(), Deadlines(hopeless="shed")]
-        + [FeedbackQueue(quantum=8), Aged(FeedbackQueue(quantum=8))]
+        [
+            Joint(),
+            Joint(hopeless="shed"),
+            Joint(urgent_slack=0.0),
+            Deadlines(),
+            Deadlines(hopeless="shed"),
+            FeedbackQueue(quantum=8),
+            Aged(FeedbackQueue(quantum=8)),
+        ]
     ),
 )
 def test_key_and_until_agree(now: float, arrival: float, priority: int, slo: Slo, order: Joint) -> None:
@@ -269,7 +276,7 @@ def test_keys_follow_the_cache(data: st.DataObject, depth: int, blocks: int) -> 
 
 
 def test_a_commit_concerns_only_those_who_wait_for_it() -> None:
-    """1,000 wait for one prefix and 1,000 for others: at most 64 keys a step are asked again, all in the end."""
+    """1,000 wait for one prefix, 1,000 for others: so many keys a step at most are asked again, all in the end."""
     policy = build_policy("sglang-lpm", {"backfill": False, "hold_pending": False})
     run = Run.of(policy, limits(num_blocks=4_000, max_num_seqs=1))
     run.add(request("runs", 4, 60))

@@ -23,7 +23,9 @@ KEPT = st.sampled_from([NO_SLO, Slo(ttft=2.0), Slo(ttft=6.0, tpot=2.0), Slo(e2e=
 LOST = st.sampled_from([NO_SLO, Slo(ttft=0.01), Slo(ttft=3.0), Slo(e2e=4.0)])
 
 
-def arrivals_before(policy: str, params: dict[str, object], low: Request, draw_next, start: int, ahead: int, depth: int):
+def arrivals_before(
+    policy: str, params: dict[str, object], low: Request, draw_next, start: int, ahead: int, depth: int
+):
     """Arrival steps of those who started before `low`, which arrives at `start`; `ahead` bounds the run."""
     built = build_policy(policy, {**params, "backfill": False})
     context = PolicyContext(OraclePredictor(), StepTime(0.01, 1.0))
@@ -84,9 +86,7 @@ def test_mlfq(data: st.DataObject, promote: int, prompt: int, depth: int) -> Non
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    data=st.data(), weighs=st.sampled_from([("prefix", "beta"), ("sglang-lpm", "")]), depth=st.sampled_from([1, 2])
-)
+@given(data=st.data(), weighs=st.sampled_from([("prefix", "beta"), ("sglang-lpm", "")]), depth=st.sampled_from([1, 2]))
 def test_prefix(data: st.DataObject, weighs: tuple[str, str], depth: int) -> None:
     """At most `advantage / age` later arrivals pass, whoever of them is warm."""
     name, beta = weighs
@@ -117,9 +117,11 @@ def test_each_without_its_bound_starves() -> None:
                 name,
                 params,
                 request("low", prompt, 2, **low),
-                lambda step, high=high: Request(f"h{step}", token_ids=[*range(33), step], max_tokens=2, **high)
-                if name == "sglang-lpm"
-                else request(f"h{step}", 16, 2, **high),
+                lambda step, high=high, name=name: (
+                    Request(f"h{step}", token_ids=[*range(33), step], max_tokens=2, **high)
+                    if name == "sglang-lpm"
+                    else request(f"h{step}", 16, 2, **high)
+                ),
                 3,
                 30,
                 1,

@@ -29,7 +29,7 @@ from tidegate.core.view import LoadView
 from tidegate.errors import RequestRefused
 
 # Keys that are asked for again in one plan; those that are left come in the next ones.
-REKEYS = 64
+REKEYS = 32
 
 
 class Snapshot(NamedTuple):
