@@ -22,7 +22,7 @@ from tidegate.core.limits import Limits
 from tidegate.core.policies.doors import ClassLimit
 from tidegate.core.policy import Policy
 from tidegate.core.predict import MAX_ERROR
-from tidegate.core.presets import DEFAULT_POLICY, PRESETS, Composition, build_policy
+from tidegate.core.presets import DEFAULT_POLICY, PRESETS, build_policy, parameters
 from tidegate.core.slo import DEFAULT_CLASS, DEFAULT_CLASSES, Slo, SloClass
 from tidegate.errors import ConfigError
 
@@ -348,16 +348,19 @@ class Config:
         return self._build_policy(self.scheduler.policy)
 
     def _build_policy(self, name: str) -> Policy:
-        shared = {
-            "aging_window": self.aging.window,
-            "aging_rate": self.aging.rate,
+        shared: dict[str, Any] = {
             "class_limits": self.class_limits,
             **{name: getattr(self.scheduler, name) for name in DOOR},
         }
+        if name == self.scheduler.policy:  # ageing is the chosen policy's; the sections of others may know none
+            shared |= {"aging_window": self.aging.window, "aging_rate": self.aging.rate}
         try:
             return build_policy(name, {**shared, **self.policy.get(name, {})})
         except ConfigError as e:
-            raise ConfigError(f"policy.{name}: {e}") from e
+            told = str(e)
+            for option, elsewhere in _SAID_ELSEWHERE.items():
+                told = told.replace(option, elsewhere)
+            raise ConfigError(f"policy.{name}: {told}") from e
 
 
 _CONFIG = TypeAdapter(Config)
@@ -478,11 +481,11 @@ def _check_pools(s: SchedulerConfig) -> None:
 def _check_policies(config: Config) -> None:
     """The chosen policy exists, and so does every parameter of every policy that has a section."""
     counted: dict[Any, Any] = {int: Count, int | None: Count | None}  # a policy's whole numbers are counts
-    hints = get_type_hints(Composition)
-    known = {name: counted.get(hint, hint) for name, hint in hints.items() if name not in _SAID_ELSEWHERE}
     for name, params in config.policy.items():
         if name not in PRESETS:
             raise ConfigError(f"policy.{name}: unknown policy{_nearest(name, PRESETS)}")
+        hints = parameters(name)
+        known = {option: counted.get(hint, hint) for option, hint in hints.items() if option not in _SAID_ELSEWHERE}
         for option, value in params.items():
             where = f"policy.{name}.{option}"
             if option in _SAID_ELSEWHERE:
@@ -497,6 +500,7 @@ def _check_policies(config: Config) -> None:
     if config.scheduler.policy not in PRESETS:
         unknown = config.scheduler.policy
         raise ConfigError(f"scheduler.policy: unknown policy {unknown!r}{_nearest(unknown, PRESETS)}")
+    config.build_policy()
 
 
 def _sentence(error: ValidationError) -> str:

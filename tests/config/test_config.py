@@ -30,6 +30,8 @@ from tidegate.config import (
     to_toml,
 )
 from tidegate.core.limits import Limits
+from tidegate.core.policies.deadlines import Joint
+from tidegate.core.policies.fairness import FairShare
 from tidegate.core.presets import PRESETS, Composition
 from tidegate.core.slo import DEFAULT_CLASSES
 from tidegate.errors import ConfigError
@@ -165,6 +167,25 @@ def test_the_scheduler_is_told_the_sizes_that_the_executor_made() -> None:
         Limits(num_blocks=1, host_blocks=-1)
 
 
+def test_the_parameters_of_an_order_are_checked() -> None:
+    raw: dict[str, Any] = {"scheduler": {"policy": "fair"}, "policy": {"fair": {"weights": {"gold": 3, "free": 0.5}}}}
+    assert resolve(raw).build_policy().order == FairShare(weights={"gold": 3, "free": 0.5})
+    wrong = {
+        "policy.fair.weights": {"policy": {"fair": {"weights": {"gold": "3"}}}},
+        "did you mean urgent_slack": {"policy": {"joint": {"urgent_slak": 0.2}}},
+        "unknown option policy.fcfs.patience": {"policy": {"fcfs": {"patience": 3.0}}},
+        "policy.sla.hopeless": {"policy": {"sla": {"hopeless": "drop"}}},
+        "policy.mlfq.levels": {"policy": {"mlfq": {"levels": 0}}},
+        "ageing does not work on this order": {"scheduler": {"policy": "vtc"}, "aging": {"window": 5.0}},
+    }
+    for told, document in wrong.items():
+        with pytest.raises(ConfigError, match=re.escape(told)):
+            resolve(document)
+    assert resolve({"policy": {"vtc": {}}, "aging": {"window": 5.0}}), "only the chosen policy is aged"
+    aged = resolve({"scheduler": {"policy": "joint"}, "aging": {"window": 5.0}}).build_policy()
+    assert aged.order == Joint(aging_window=5.0)
+
+
 def test_a_shorter_length_wins() -> None:
     config = resolve({"scheduler": {"max_model_len": 1000}})
     assert config.limits(10, 8192).max_model_len == 1000
@@ -203,7 +224,14 @@ documents = st.fixed_dictionaries(
 )
 
 
-@given(documents)
+def without_contradiction(raw: dict[str, Any]) -> dict[str, Any]:
+    """`raw`, its policy one that ageing works on where it speaks of ageing."""
+    if "aging" not in raw:
+        return raw
+    return {**raw, "scheduler": {"policy": "sjf"}, "aging": {"window": 10.0, **raw["aging"]}}
+
+
+@given(documents.map(without_contradiction))
 def test_what_is_shown_resolves_to_the_same(raw: dict[str, Any]) -> None:
     config = resolve(raw)
     assert resolve(tomllib.loads(to_toml(config))) == config
@@ -278,7 +306,9 @@ def made(raw: dict[str, Any]) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize(("section", "option"), [(s, o) for s, options in OTHER.items() for o in options])
 def test_every_scheduling_option_changes_what_is_made(section: str, option: str) -> None:
-    base: dict[str, Any] = {"rate": {"aging": {"window": 10.0}}, "headroom_quantile": QUANTILE}.get(option, {})
+    base: dict[str, Any] = {"headroom_quantile": QUANTILE}.get(option, {})
+    if option == "rate":  # the default policy's score is in seconds of its own
+        base = {"aging": {"window": 10.0}, "scheduler": {"policy": "sjf"}}
     changed = {**base, section: {**base.get(section, {}), option: OTHER[section][option]}}
     assert made(changed) != made(base)
 

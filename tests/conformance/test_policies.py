@@ -48,6 +48,7 @@ class Job:
     cancel: int | None = None
     not_before: int = 0
     keeps_ids: bool = True
+    tenant: str = "a"
     slo: Slo = NO_SLO
 
 
@@ -92,8 +93,33 @@ def jobs(draw):
         cancel=draw(st.one_of(st.none(), st.none(), st.integers(0, 30).map(lambda later: arrival + later))),
         not_before=draw(st.one_of(st.just(0), st.just(0), st.integers(0, 40))),
         keeps_ids=draw(st.booleans()) if draw(st.booleans()) else True,
+        tenant=draw(st.sampled_from("aab")),
         slo=draw(st.sampled_from(PROMISES)),
     )
+
+
+PROMISES = (NO_SLO, NO_SLO, Slo(ttft=4.0), Slo(ttft=12.0, tpot=1.5), Slo(ttft=8.0, tbt=2.0), Slo(e2e=40.0))
+"""In the driver's steps: some are kept easily, some cannot be kept under load."""
+
+OWN = {
+    "sla": {"patience": st.sampled_from([5.0, 60.0]), "hopeless": st.sampled_from(["demote", "shed"])},
+    "joint": {
+        "aging_window": st.sampled_from([1.0, 20.0]),
+        "urgent_slack": st.sampled_from([0.0, 3.0]),
+        "w_cache": st.sampled_from([0.0, 10.0]),
+        "hopeless": st.sampled_from(["demote", "shed"]),
+    },
+    "mlfq": {"quantum": st.integers(1, 40), "levels": st.integers(2, 4), "promote": st.sampled_from([5.0, 30.0])},
+    "fastserve": {"quantum": st.integers(1, 40), "promote": st.sampled_from([5.0, 30.0])},
+    "fair": {"weights": st.just({"b": 3.0}), "w_out": st.sampled_from([1.0, 8.0])},
+    "vtc": {"weights": st.just({"b": 3.0})},
+    "prefix": {"beta": st.sampled_from([10.0, 100.0]), "age": st.sampled_from([0.0, 10.0])},
+    "sglang-lpm": {"age": st.sampled_from([0.0, 10.0])},
+}
+"""What the parameters of each order are drawn from."""
+
+AGEABLE = ("fcfs", "priority", "sjf", "mlfq", "fastserve", "vllm-v0", "vllm-v1", "sarathi")
+"""Policies that `aging_window` works on as a wrapper."""
 
 
 @st.composite
@@ -127,7 +153,8 @@ def parameters(draw, name):
         st.fixed_dictionaries(
             adaptive if draw(st.booleans()) else {},
             optional={
-                "aging_window": st.sampled_from([1.0, 20.0]),
+                **({"aging_window": st.sampled_from([1.0, 20.0])} if name in AGEABLE else {}),
+                **OWN.get(name, {}),
                 "share": st.sampled_from([0.25, 0.5, 1.0]),
                 "max_chunk": st.integers(1, 16),
                 "victim": st.sampled_from(sorted(VICTIMS)),
@@ -214,8 +241,9 @@ class Driver:
             priority=job.priority,
             not_before=float(job.not_before),
             oracle_tokens=len(script),
-            handle=Script(script, stops=len(script) != job.declared),
+            tenant=job.tenant,
             slo=job.slo,
+            handle=Script(script, stops=len(script) != job.declared),
         )
         try:
             self.scheduler.add(request, now)
@@ -345,6 +373,7 @@ class Driver:
             FinishReason.LENGTH: job.declared,
             FinishReason.LENGTH_KV: room,
             FinishReason.CANCELLED: len(stream),
+            FinishReason.SHED: 0,
         }
         if end.reason is FinishReason.LENGTH and job.declared is None:
             assert self.limits.max_model_len == len(job.prompt) + len(stream)

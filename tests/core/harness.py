@@ -155,4 +155,7 @@ class Run:
                 self.ended[event.request.id] = event
 
 
+AGEABLE = ("joint", "fcfs", "priority", "sjf", "mlfq", "fastserve", "vllm-v0", "vllm-v1", "sarathi")
+"""Policies that take an `aging_window`."""
+
 Checker = Callable[[Run], None]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.harness import Run, limits, request
+from tests.core.harness import AGEABLE, Run, limits, request
 from tidegate.core.events import Emitted, Finished, Preempted, Rejected
 from tidegate.core.limits import Limits
 from tidegate.core.plan import StepPlan
@@ -68,6 +68,8 @@ def workloads(draw: st.DrawFn) -> tuple[Limits, str, dict[str, object], int, lis
             stops[id] = draw(st.integers(1, 40))
     cancels = draw(st.lists(st.tuples(st.integers(0, 80), st.sampled_from([r.id for _, r in arrivals])), max_size=3))
     policy = draw(st.sampled_from(list(PRESETS)))
+    if policy not in AGEABLE:
+        params["aging_window"] = None
     return lim, policy, params, draw(st.sampled_from([1, 2])), arrivals, stops, cancels
 
 

@@ -169,7 +169,7 @@ def test_json_has_the_documented_shape(command):
     told = json.loads(out)
     assert code == 0
     assert list(told) == ["scenario", "policy", "steps_run", "requests", "steps", "timing", "waits", "stuck"]
-    assert (told["scenario"], told["policy"], told["steps_run"]) == ("T1", "priority", len(told["steps"]))
+    assert (told["scenario"], told["policy"], told["steps_run"]) == ("T1", "joint", len(told["steps"]))
     assert all(list(fate) == REQUEST_KEYS for fate in told["requests"].values())
     assert all(list(step) == STEP_KEYS for step in told["steps"])
     assert [step["step"] for step in told["steps"]] == list(range(told["steps_run"]))

@@ -30,6 +30,7 @@ class Backlog:
         self._weigh = weigh
         self._at_the_door: tuple[Request, Work] | None = None
         self._work: dict[Request, Work] = {}
+        self._tiers: dict[Request, int] = {}  # of each when it came: an order may change it meanwhile
         self._places: dict[Request, Place] = {}
         self._by_class: dict[str, Work] = {}
         self._by_tier: dict[int, Work] = {}
@@ -39,19 +40,19 @@ class Backlog:
     def enter(self, r: Request) -> None:
         """`r` waits: in its place in the order, or parked, before nobody."""
         known = r in self._work
-        work = self.work_of(r)
+        work, tier = self.work_of(r), self._tiers.get(r, r.tier)
         self.leave(r)
-        self._work[r] = work
+        self._work[r], self._tiers[r] = work, tier
         if r.status is not Status.PARKED:
             self._places[r] = place(r)
             self._ordered.add(self._places[r], work)
         if r.preemptions:
             return
-        self._count(r, work, 1)
+        self._count(r, work, tier, 1)
         if not known:
-            heapq.heappush(self._worst, (-r.tier, -r.seq, r))
+            heapq.heappush(self._worst, (-tier, -r.seq, r))
         if len(self._worst) > 2 * len(self._work) + 64:
-            self._worst = [(-w.tier, -w.seq, w) for w in self._work if not w.preemptions]
+            self._worst = [(-t, -w.seq, w) for w, t in self._tiers.items() if not w.preemptions]
             heapq.heapify(self._worst)
 
     def leave(self, r: Request) -> None:
@@ -62,8 +63,9 @@ class Backlog:
         stood = self._places.pop(r, None)
         if stood is not None:
             self._ordered.remove(stood)
+        tier = self._tiers.pop(r)
         if not r.preemptions:
-            self._count(r, work, -1)
+            self._count(r, work, tier, -1)
 
     def work_of(self, r: Request) -> Work:
         """What `r` needs, as estimated when it began to wait; of somebody at the door an estimate that is kept."""
@@ -97,15 +99,15 @@ class Backlog:
         while self._worst:
             r = self._worst[0][2]
             if r in self._work and not r.preemptions:
-                if r.tier <= tier:
+                if self._tiers[r] <= tier:
                     return
                 yield r
             heapq.heappop(self._worst)
 
-    def _count(self, r: Request, work: Work, sign: int) -> None:
+    def _count(self, r: Request, work: Work, tier: int, sign: int) -> None:
         self.total = self.total.plus(work, sign)
         _count(self._by_class, r.slo_class, work, sign)
-        _count(self._by_tier, r.tier, work, sign)
+        _count(self._by_tier, tier, work, sign)
 
 
 def _count(sums: dict[K, Work], key: K, work: Work, sign: int) -> None:

@@ -47,6 +47,10 @@ class KvCache:
         self._evict_batch = min(64, num_blocks // 256)  # some more at once: the walk costs more than the blocks
         self._free = list(range(num_blocks - 1, -1, -1))
         self.nothing = Match(self.index.root, 0, 0, 0)
+        self.evictions = 0  # grows whenever cached blocks are forgotten
+        self.ranks = False  # whether what is cached decides who comes first
+        self.watched: Collection[BlockHash] = ()  # hashes whose appearance is noted
+        self._appeared: list[BlockHash] = []
         self._leases: set[Lease] = set()
         self._awaited: dict[BlockHash, Lease] = {}
 
@@ -104,6 +108,13 @@ class KvCache:
             lease.run = run
             lease.committed = blocks
             self.epoch += 1
+            if self.watched:
+                self._appeared += [name for name in new if name in self.watched]
+
+    def take_appeared(self) -> list[BlockHash]:
+        """Watched blocks that became cached since the last call."""
+        appeared, self._appeared = self._appeared, []
+        return appeared
 
     def commit_outputs(self, lease: Lease, hashes: Sequence[BlockHash], tokens: Sequence[int], full: int) -> bool:
         """The first `full` of `tokens` are computed; blocks behind `hashes` are hashed only if they are asked for.
@@ -197,6 +208,7 @@ class KvCache:
         if blocks > len(self._free):
             short = blocks - len(self._free)
             self._free += self.index.evict(max(short, self._evict_batch))
+            self.evictions += 1
         if blocks > len(self._free):
             raise KvError(f"{blocks} blocks wanted, {len(self._free)} available")
         if not blocks:

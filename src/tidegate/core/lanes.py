@@ -26,8 +26,15 @@ class Lanes(WaitingQueue):
     as different labels wait; nothing is done for a label in a step in which nothing happens to it.
     """
 
-    def __init__(self, order: Callable[[Request], Key], slots: int, patience: float, window: int = 8) -> None:
-        super().__init__(order, window)
+    def __init__(
+        self,
+        order: Callable[[Request], Key],
+        slots: int,
+        patience: float,
+        window: int = 8,
+        forget: Callable[[Request], None] | None = None,
+    ) -> None:
+        super().__init__(order, window, forget)
         self._slots = slots
         self._patience = patience
         self._now = 0.0
@@ -60,7 +67,7 @@ class Lanes(WaitingQueue):
         if r.resource is None:
             super().add(r)
             return
-        self._lanes.setdefault(r.resource, WaitingQueue(self._order, 1)).add(r)
+        self._lanes.setdefault(r.resource, WaitingQueue(self._order, 1, self._forget)).add(r)
         self._hide(r, 1)
         self._note_time(r.resource)
         self._changed_lane(r.resource)
@@ -80,19 +87,20 @@ class Lanes(WaitingQueue):
             del self._lanes[label]
         self._changed_lane(label)
 
-    def rekey_due(self, now: float) -> None:
+    def rekey_due(self, now: float, limit: int = 1_000_000) -> list[Request]:
         self._now = now
-        super().rekey_due(now)
+        asked = super().rekey_due(now, limit)
         due = False
         while self._timed and self._timed[0][0] <= now:
             label = heapq.heappop(self._timed)[1]
             if label in self._lanes:
-                self._lanes[label].rekey_due(now)
+                asked += self._lanes[label].rekey_due(now, limit)
                 self._note_time(label)
                 due = True
         impatient = self._waiter is None and now >= next(iter(self._blocked.values()), inf) + self._patience
         if due or impatient:
             self._arrange()
+        return asked
 
     def next_due(self) -> float | None:
         due = super().next_due()

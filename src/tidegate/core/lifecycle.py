@@ -151,9 +151,7 @@ class Lifecycle:
     def move_decode(self, r: Request, to: DecodeSet) -> None:
         """`r` goes on decoding in another set, at that one's steps."""
         self._mark_leaver(r)
-        if r.decode_set is not None:
-            r.decode_set.leave(r)
-        to.join(r)
+        self._running.switch(r, to)
 
     def launch(self, step: Step) -> None:
         """`step` is in flight from now on; those whose last token it computes give their blocks back."""

@@ -7,14 +7,15 @@ passes in, so the same object serves our engine, a foreign engine and a gateway.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from tidegate.core.copy_time import CopyTime
 from tidegate.core.predict import Predictor
 from tidegate.core.request import Rejection
+from tidegate.core.service import Service
 from tidegate.core.step_time import StepModel
 from tidegate.core.view import Candidate, HostView, LoadView, Need, RequestView, StepView
 
@@ -23,8 +24,8 @@ class Key(NamedTuple):
     """Place in the order: lower first by (tier, score, arrival sequence).
 
     `until` is the time (seconds) at which the passing of time alone changes the key; the queue asks
-    again then. Otherwise a key stands from when its request is queued; a host whose events change keys
-    re-keys those whom they concern (`WaitingQueue.rekey`).
+    again then, so it lies after `PolicyContext.now`. Otherwise a key stands from when its request is queued;
+    a host whose events change keys re-keys those whom they concern (`WaitingQueue.rekey`).
     """
 
     tier: int
@@ -32,19 +33,30 @@ class Key(NamedTuple):
     until: float = inf
 
 
+def nothing_cached(r: RequestView) -> int:
+    """The answer of a host that knows of no prefix cache."""
+    return 0
+
+
 @dataclass(slots=True)
 class PolicyContext:
     """What policies remember and assume; owned by the host.
 
-    predictor: output lengths (tokens), fed by finished requests
-    step_time: seconds a step takes, for scores and budgets; learns where steps are measured
-    copy_time: seconds a KV block takes to the host or back
+    predictor:  output lengths (tokens), fed by finished requests
+    step_time:  seconds a step takes, for scores and budgets; learns where steps are measured
+    now:        seconds on the scheduler's clock
+    copy_time:  seconds a KV block takes to the host or back
+    service:    tokens served to each tenant
+    cached:     tokens of a waiting request's prefix that the cache holds; whoever asks is asked for the key
+                again when the first block that is missing now appears
     """
 
     predictor: Predictor
     step_time: StepModel
     now: float = 0.0
     copy_time: CopyTime = field(default_factory=CopyTime)
+    service: Service = field(default_factory=Service)
+    cached: Callable[[RequestView], int] = nothing_cached
 
 
 class Order(Protocol):
@@ -56,6 +68,47 @@ class Order(Protocol):
 
     def key(self, r: RequestView, ctx: PolicyContext) -> Key:
         """The place of `r`. Computed from absolute times, so that it stays right until `Key.until`."""
+        ...
+
+
+@runtime_checkable
+class Grouping(Protocol):
+    """An order whose requests move by groups: a group has a score, and it moves all its requests at once.
+
+    Within a group the order's own key decides. The score of a group that waits never falls, so that the
+    queue may look at it again only when the group would come first.
+    """
+
+    def group(self, r: RequestView) -> str: ...
+
+    def group_score(self, group: str, ctx: PolicyContext) -> float:
+        """Lower first; a group's first request stands at this score now."""
+        ...
+
+    def enter(self, group: str, least: float | None, ctx: PolicyContext) -> None:
+        """`group` begins to wait; `least` is the lowest score of the groups that wait, None if none does."""
+        ...
+
+    def leave(self, group: str, ctx: PolicyContext) -> None:
+        """Nobody of `group` waits any more who was never admitted."""
+        ...
+
+
+@runtime_checkable
+class Lapsing(Protocol):
+    """An order whose key of a *running* request changes as it emits."""
+
+    def lapse(self, r: RequestView, ctx: PolicyContext) -> float:
+        """Outputs, at least 1, after which the tier and key of the running `r` are asked for again; inf is never."""
+        ...
+
+
+@runtime_checkable
+class Shedding(Protocol):
+    """An order that may give a waiting request up."""
+
+    def shed(self, r: RequestView, ctx: PolicyContext) -> bool:
+        """Asked when the key of `r` falls due: whether `r`, never admitted, ends here unserved."""
         ...
 
 

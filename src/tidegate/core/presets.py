@@ -6,13 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from functools import partial
-from typing import Any
+from typing import Any, get_type_hints
 
 from tidegate.core.policies.adaptive import AdaptiveBudget
 from tidegate.core.policies.budgets import FixedBudget
+from tidegate.core.policies.cache import LongestPrefix, PrefixShare
+from tidegate.core.policies.deadlines import Deadlines, EarliestDeadline, Joint
 from tidegate.core.policies.doors import ClassLimit, QueueLimit
+from tidegate.core.policies.fairness import FairShare, LeastServed
+from tidegate.core.policies.feedback import FeedbackQueue
 from tidegate.core.policies.orders import Aged, Fcfs, Priority, ShortestJob
 from tidegate.core.policies.restores import Cheaper, Recompute, SwapOut
 from tidegate.core.policies.victims import LeastWorkLost, LowestPriority, MostHeadroom, Newest
@@ -22,9 +27,10 @@ from tidegate.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """Parameters every preset takes.
+    """Parameters every preset takes, beside those of its order (the fields of the order's class).
 
-    aging_window: seconds of waiting that one class is worth; None is no ageing
+    aging_window: seconds of waiting that one class is worth; None is no ageing. An order that has a parameter
+        of this name takes it as its own; one that ages otherwise takes none
     aging_rate: seconds of waiting that one unit of the order's score is worth
     share: what one long prompt gets of a step's prefill tokens while others wait, 0 to 1
     max_chunk: tokens of one chunk at most; None is no cap
@@ -65,10 +71,11 @@ class Composition:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A policy by name: one line of what it is, its order, its parameters, its limits where they differ."""
+    """A policy by name: one line of what it is, its order (a dataclass whose fields are its parameters), the
+    defaults of the composition, and limits where they differ."""
 
     summary: str
-    order: Callable[[], Order]
+    order: Callable[..., Order]
     defaults: Composition = Composition()
     limits: Mapping[str, Any] = field(default_factory=dict)
 
@@ -86,49 +93,103 @@ RESTORES: Mapping[str, Callable[[], Restore]] = {"auto": Cheaper, "recompute": R
 _PLAIN = Composition(
     share=1.0, victim="newest", restore="recompute", displace=False, backfill=False, hold_pending=False, spare=False
 )
+_PROMISES = Composition(victim="priority-headroom", budget="adaptive")
+_UNBOUNDED: Mapping[str, Any] = {"stall_steps": 0, "resume_span": 0, "max_preemptions": 1_000_000}
 
 PRESETS: Mapping[str, Preset] = {
+    "joint": Preset(
+        "promises first, then the prefix cache; without promises priority, arrival and ageing", Joint, _PROMISES
+    ),
+    "sla": Preset(
+        "least slack to a promise first; who was promised nothing fills what is left, within a bound",
+        Deadlines,
+        _PROMISES,
+    ),
     "fcfs": Preset("first come, first served", Fcfs),
     "priority": Preset("static classes, lower is more urgent, first come first served within a class", Priority),
     "sjf": Preset("shortest remaining job first, by predicted seconds", ShortestJob),
+    "mlfq": Preset("multi-level feedback queue: a request falls a level when its quantum is used up", FeedbackQueue),
+    # Prompts strictly one after the other: each next one is then admitted by the counters of its time.
+    "fair": Preset("fair share of tokens among tenants, by weight, work conserving", FairShare, Composition(share=1.0)),
+    "lcf": Preset(
+        "least-served tenant first, without the lift that keeps the idle from banking service",
+        LeastServed,
+        Composition(share=1.0),
+    ),
+    "prefix": Preset("largest cached share of the prompt first, with ageing by arrivals", PrefixShare),
+    "edf": Preset(
+        "plain earliest deadline first, the baseline: no ageing, the late are not demoted", EarliestDeadline, _PLAIN
+    ),
+    "vllm-v0": Preset(
+        "vLLM V0's design: first come first served, prompts before decodes in steps of their own",
+        Fcfs,
+        replace(_PLAIN, mixed_batches=False, max_prefill_steps=1_000_000),
+        {**_UNBOUNDED, "prefix_caching": False},
+    ),
     "vllm-v1": Preset(
         "vLLM V1's design: first come first served, chunked prefill, recompute, the last in order gives way",
         Fcfs,
         _PLAIN,
-        {"stall_steps": 0, "resume_span": 0, "max_preemptions": 1_000_000},
+        _UNBOUNDED,
     ),
     "sarathi": Preset(
         "Sarathi-Serve: stall-free batches, decodes first, prefill chunks of at most 512 tokens a step",
         Fcfs,
         _PLAIN,
-        {"max_num_batched_tokens": 512, "stall_steps": 0, "resume_span": 0, "max_preemptions": 1_000_000},
+        {"max_num_batched_tokens": 512, **_UNBOUNDED},
     ),
+    "sglang-lpm": Preset(
+        "SGLang's longest prefix match, without its fall-back to fcfs in long queues; ageing if asked",
+        LongestPrefix,
+        replace(_PLAIN, hold_pending=True),
+        _UNBOUNDED,
+    ),
+    "fastserve": Preset(
+        "FastServe: skip-join multi-level feedback queue that displaces those whose level has fallen",
+        FeedbackQueue,
+        replace(_PLAIN, displace=True),
+    ),
+    "vtc": Preset("VTC: virtual token counters a tenant, in an otherwise plain engine", FairShare, _PLAIN, _UNBOUNDED),
 }
 
-DEFAULT_POLICY = "priority"
+DEFAULT_POLICY = "joint"
+
+
+def parameters(name: str) -> dict[str, Any]:
+    """The parameters of the policy `name` with their types: the composition's, then its order's own."""
+    own = get_type_hints(PRESETS[name].order)
+    return get_type_hints(Composition) | {f: own[f] for f in _order_fields(name)}
 
 
 def build_policy(name: str, params: Mapping[str, Any] | None = None) -> Policy:
-    """The policy `name` with `params` over its defaults (fields of `Composition`).
+    """The policy `name` with `params` over its defaults (fields of `Composition` and of its order).
 
-    Raises ConfigError for an unknown name or parameter, listing the known ones.
+    Raises ConfigError for an unknown name or parameter, naming the nearest, and for a parameter that does
+    nothing here or means nothing.
     """
     if name not in PRESETS:
         raise ConfigError(f"unknown policy {name!r}; known are {', '.join(PRESETS)}")
-    preset = PRESETS[name]
-    values = {f.name: getattr(preset.defaults, f.name) for f in fields(Composition)}
-    unknown = set(params or ()) - set(values)
-    if unknown:
-        raise ConfigError(f"policy {name} has no parameter {sorted(unknown)[0]!r}; it has {', '.join(values)}")
-    c = Composition(**{**values, **(params or {})})
+    preset, given = PRESETS[name], dict(params or {})
+    known = parameters(name)
+    for option in given:
+        if option not in known:
+            close = get_close_matches(option, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
+            raise ConfigError(f"policy {name} has no parameter {option!r}; {hint}")
+    own = {f: given.pop(f) for f in _order_fields(name) if f in given}
+    if own.get("aging_window", 0) is None:  # not said: the order's own default
+        del own["aging_window"]
+    c = replace(preset.defaults, **given)
     if c.victim not in VICTIMS:
         raise ConfigError(f"unknown victim {c.victim!r}; known are {', '.join(VICTIMS)}")
     if c.restore not in RESTORES:
         raise ConfigError(f"unknown restore {c.restore!r}; known are {', '.join(RESTORES)}")
     _check(c)
-    order = preset.order()
+    order = preset.order(**own)
     if c.aging_window is not None:
         order = Aged(order, c.aging_window, c.aging_rate)
+    elif c.aging_rate != 1.0:
+        raise ConfigError("aging_rate does nothing here: it goes with an aging_window over an order's score")
     return Policy(
         name=name,
         order=order,
@@ -156,6 +217,11 @@ def _door(c: Composition) -> QueueLimit:
     return QueueLimit(
         c.max_waiting, c.max_waiting_tokens, c.class_limits, c.displace_waiting, c.refuse_hopeless, c.shed_hopeless
     )
+
+
+def _order_fields(name: str) -> list[str]:
+    """Parameters of the policy's order; one that an order shares with the composition is its own."""
+    return [f.name for f in fields(PRESETS[name].order)]  # type: ignore[arg-type]
 
 
 def _check(c: Composition) -> None:

@@ -23,13 +23,17 @@ class WaitingQueue:
     """Those never admitted in a lazy heap, whose first few lie sorted beside it; those preempted in one short
     sorted list a class.
 
-    `order(request) -> Key` is asked when a request is added and when its key's `until` has come.
+    `order(request) -> Key` is asked when a request is added and when its key's `until` has come; it may set
+    the request's tier. `forget` is told of each that is taken out.
     `epoch` grows whenever the first `window` requests may have changed.
     """
 
-    def __init__(self, order: Callable[[Request], Key], window: int = 8) -> None:
+    def __init__(
+        self, order: Callable[[Request], Key], window: int = 8, forget: Callable[[Request], None] | None = None
+    ) -> None:
         self.window = window
         self.epoch = 0
+        self._forget = forget
         self._order = order
         self._first: list[Entry] = []  # sorted, and all before everything in the heap
         self._rest: list[Entry] = []
@@ -78,6 +82,8 @@ class WaitingQueue:
         """Take `r` out. Raises KeyError if it does not wait."""
         entry = self._live.pop(r)
         r.version += 1
+        if self._forget is not None:
+            self._forget(r)
         if r.preemptions:
             returning = self._returning[r.tier]
             returning.remove(entry)
@@ -109,12 +115,18 @@ class WaitingQueue:
             self._front = self._merged()
         return self._front
 
-    def rekey_due(self, now: float) -> None:
-        """Ask again for the keys that the passing of time has changed by `now` (seconds)."""
-        while self._due and self._due[0][0] <= now:
+    def rekey_due(self, now: float, limit: int = 1_000_000) -> list[Request]:
+        """Ask again for the keys that the passing of time has changed by `now` (seconds); returns whose.
+
+        At most `limit` of them; the others follow in later calls.
+        """
+        asked: list[Request] = []
+        while self._due and self._due[0][0] <= now and len(asked) < limit:
             _, _, version, r = heapq.heappop(self._due)
             if r in self._live and r.version == version:
                 self.rekey(r)
+                asked.append(r)
+        return asked
 
     def next_due(self) -> float | None:
         """When the passing of time next changes a key (seconds), at the earliest; None if it never does."""

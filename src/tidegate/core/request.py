@@ -256,6 +256,13 @@ class Request:
         """Tokens known now: the prompt and the outputs delivered so far."""
         return self.prompt_tokens + (self._emitted if self.decode_set is None else self.emitted)
 
+    @property
+    def waiting_since(self) -> float | None:
+        """When its wait began (seconds): its arrival, or its last preemption; None while it runs."""
+        if self.status is Status.RUNNING:
+            return None
+        return self.arrival if self.preempted_at is None else self.preempted_at
+
     def enter(self, decodes: DecodeSet, clock: int, last_clock: int) -> None:
         """Derive the counters from `decodes` from now on. Only core/decodes.py calls this."""
         self.joined_clock = clock

@@ -40,9 +40,12 @@ class Room:
         """KV tokens of `r` that need no computing if it starts from `match`: cached ones, or those on the host."""
         return max(match.blocks * self._limits.block_size, r.host_tokens)
 
-    @staticmethod
-    def _worth_waiting(r: Request, owner: object) -> bool:
-        return isinstance(owner, Request) and place(owner) < place(r)
+    def _worth_waiting(self, r: Request, owner: object) -> bool:
+        if not isinstance(owner, Request):
+            return False
+        # Where a cached prefix betters one's place, what the owner has computed puts its followers before it.
+        follows = self._kv.ranks and owner.tier <= r.tier and owner.seq < r.seq
+        return follows or place(owner) < place(r)
 
     def wanted(self, r: Request) -> int:
         """Blocks that `r` holds when it starts: for all it knows, or for its whole footprint once it was

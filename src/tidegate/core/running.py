@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import merge
 
 from tidegate.core.cohorts import Cohort, Cohorts
@@ -13,7 +13,9 @@ from tidegate.core.hashing import BlockHash, block_hashes
 from tidegate.core.kv import KvCache, Lease
 from tidegate.core.limits import Limits
 from tidegate.core.plan import Growth
+from tidegate.core.policy import Key
 from tidegate.core.request import Request
+from tidegate.core.service import Service
 
 
 class Running:
@@ -30,8 +32,10 @@ class Running:
     returned:    those that were preempted before
     peak_blocks: blocks all of them would hold at their peaks, each alone
     outstanding: blocks by which all of them may still grow, as declared
-    version:     grows whenever somebody comes or goes
+    version:     grows whenever somebody comes, goes or changes place
     expected:    what they are predicted to grow by, where head-room goes by that
+    service:     told what is computed for each tenant, where the policy shares by it
+    on_decode:   told who begins to decode, where the policy's keys follow outputs
     """
 
     def __init__(self, kv: KvCache, limits: Limits, expected: ExpectedGrowth | None = None) -> None:
@@ -51,6 +55,8 @@ class Running:
         self.version = 0
         self._seats = list(range(limits.max_num_seqs - 1, -1, -1))
         self._tiers: dict[int, int] = {}
+        self.service: Service | None = None
+        self.on_decode: Callable[[Request], None] | None = None
 
     def __len__(self) -> int:
         return len(self.members)
@@ -78,14 +84,17 @@ class Running:
         if self.expected is not None:
             self.expected.seat(r)
         self.version += 1
+        if self.service is not None:  # what is computed once more is not charged
+            self.service.seat(r.tenant, 0 if r.preemptions else r.prompt_tokens - r.planned)
 
     def grow(self, resumed: Sequence[Request]) -> list[Growth]:
         """One more block for each decode that crosses into one, and for those `resumed` after they stalled."""
         crossing = self.decodes.crossing()
-        slots, tables = crossing.slots, crossing.lists
+        slots, tables, members = crossing.slots, crossing.lists, crossing.members
         if self.turn is not None:
             others = self.turn.decodes.crossing()
             slots, tables = slots + others.slots, tables + others.lists
+            members = members + others.members
         if resumed:
             slots = [*(r.slot for r in resumed), *slots]
             tables = [*(r.lease.table for r in resumed if r.lease is not None), *tables]
@@ -94,25 +103,36 @@ class Running:
         self.outstanding -= len(slots)
         growth = list(zip(slots, self.kv.grow(tables), strict=True))
         if self.expected is not None:
-            self.expected.grow([*resumed, *crossing.members])
+            self.expected.grow([*resumed, *members])
         return growth
 
     def start_decoding(self, r: Request) -> None:
         """`r` decodes from the next advance on."""
+        if self.service is not None and r in self.prefilling:
+            self.service.emit(r.tenant)
         self.prefilling.pop(r, None)
         self.stalled.pop(r, None)
         self.load.add(r)
-        (self.decodes if self.cohorts is None else self.cohorts.home(r)).join(r)
+        decodes = self.decodes if self.cohorts is None else self.cohorts.home(r)
+        decodes.join(r)
+        if self.service is not None:
+            self.service.join(r.tenant, decodes)
+        if self.on_decode is not None:
+            self.on_decode(r)
 
     def stall(self, r: Request) -> None:
         """`r` keeps its seat and blocks and skips steps until it gets a block."""
         self._stop_decoding(r)
         self.stalled[r] = None
 
-    def _stop_decoding(self, r: Request) -> None:
-        if r.decode_set is not None:
-            r.decode_set.leave(r)
-            self.load.drop(r)
+    def switch(self, r: Request, to: DecodeSet) -> None:
+        """`r` goes on decoding in another set."""
+        assert r.decode_set is not None
+        if self.service is not None:
+            self.service.part(r.tenant, r.decode_set, r.joined_clock)
+            self.service.join(r.tenant, to)
+        r.decode_set.leave(r)
+        to.join(r)
 
     @property
     def due_decodes(self) -> int:
@@ -140,6 +160,10 @@ class Running:
         """`r` gives seat and blocks back; its full computed blocks stay cached while memory lasts."""
         assert r.lease is not None
         self._stop_decoding(r)
+        if self.service is not None:
+            if r in self.prefilling and r.planned >= r.known_tokens:
+                self.service.emit(r.tenant)
+            self.service.vacate(r.tenant)
         self.peak_blocks -= r.footprint
         self.outstanding -= self.growth_left(r)
         if self.expected is not None:
@@ -154,10 +178,32 @@ class Running:
         self.prefilling.pop(r, None)
         self.stalled.pop(r, None)
         self.returned.pop(r, None)
-        self._tiers[r.tier] -= 1
-        if not self._tiers[r.tier]:
-            del self._tiers[r.tier]
+        self._count_out(r.tier)
         self.version += 1
+
+    def move(self, r: Request, tier: int, key: Key) -> None:
+        """`r` stands at another place from now on; remembered verdicts about who may give way are void."""
+        if r.decode_set is not None:
+            self.load.drop(r)
+        self._count_out(r.tier)
+        r.tier = tier
+        r.key = key
+        self._tiers[tier] = self._tiers.get(tier, 0) + 1
+        if r.decode_set is not None:
+            self.load.add(r)
+        self.version += 1
+
+    def _stop_decoding(self, r: Request) -> None:
+        if r.decode_set is not None:
+            if self.service is not None:
+                self.service.part(r.tenant, r.decode_set, r.joined_clock)
+            r.decode_set.leave(r)
+            self.load.drop(r)
+
+    def _count_out(self, tier: int) -> None:
+        self._tiers[tier] -= 1
+        if not self._tiers[tier]:
+            del self._tiers[tier]
 
     def _keep_computed(self, r: Request, lease: Lease) -> None:
         """Leave the full blocks that `r` computed to the prefix cache."""

@@ -11,24 +11,30 @@ from collections import Counter
 from itertools import count
 from typing import Any, NamedTuple
 
+from tidegate.core.affinity import Affinity
 from tidegate.core.door import Door
 from tidegate.core.events import Event
 from tidegate.core.expected import ExpectedGrowth
 from tidegate.core.expiry import Expiry
+from tidegate.core.groups import GroupedQueue
 from tidegate.core.kv import KvCache
 from tidegate.core.lanes import Lanes
 from tidegate.core.lifecycle import Lifecycle, Step
 from tidegate.core.limits import Limits
 from tidegate.core.plan import StepPlan, StepResult
 from tidegate.core.planner import Planner
-from tidegate.core.policy import Key, Policy, PolicyContext, Reject
+from tidegate.core.policy import Grouping, Key, Policy, PolicyContext, Reject, Shedding
 from tidegate.core.predict import HistoryPredictor
 from tidegate.core.queue import WaitingQueue
+from tidegate.core.rekeys import RunningKeys
 from tidegate.core.request import FinishReason, Rejection, Request, Status
 from tidegate.core.running import Running, hashes_of
 from tidegate.core.step_time import LearnedStepTime
 from tidegate.core.swap import Swap
-from tidegate.errors import RequestRefused
+from tidegate.errors import ConfigError, RequestRefused
+
+# Keys that are asked for again in one plan; those that are left come in the next ones.
+REKEYS = 32
 
 
 class Snapshot(NamedTuple):
@@ -55,9 +61,12 @@ class Scheduler:
         self.kv = KvCache(limits.num_blocks, limits.block_size, limits.prefix_caching)
         expected = ExpectedGrowth(limits, self.ctx) if limits.headroom == "quantile" else None
         self.running = Running(self.kv, limits, expected)
-        lanes = limits.max_resources
-        self.waiting = WaitingQueue(self._key) if lanes is None else Lanes(self._key, lanes, limits.resource_patience)
         self.swap = Swap(limits.host_blocks, limits.disk_blocks, limits.block_size, self.ctx.copy_time)
+        self._affinity = Affinity(self.kv)
+        self.ctx.cached = self._affinity.tokens
+        self.waiting = self._queue()
+        self._keys = RunningKeys(self.running, policy.order, self.ctx)
+        self._looked_at: tuple[Request | None, int] = (None, 0)
         self._lifecycle = Lifecycle(self.waiting, self.running, self.swap, self.ctx)
         self._planner = Planner(
             policy, limits, self.ctx, self.kv, self.waiting, self.running, self._lifecycle, self.swap
@@ -130,7 +139,7 @@ class Scheduler:
         self.ctx.now = now
         self._unpark(now)
         self.expire(now)
-        self.waiting.rekey_due(now)
+        self._settle_keys(now)
         plan = self._planner.plan(now)
         if not plan and plan.held_back_by is None:
             plan.held_back_by = "parked" if self._num_parked else "nothing to do"
@@ -229,7 +238,19 @@ class Scheduler:
             why["expires"] = r.arrival + r.queue_ttl
         return why
 
+    def _queue(self) -> WaitingQueue:
+        order, limits, forget = self.policy.order, self.limits, self._affinity.forget
+        if isinstance(order, Grouping):
+            if limits.max_resources is not None:
+                raise ConfigError(f"max_resources does not work with policy {self.policy.name}, which orders by groups")
+            self.running.service = self.ctx.service
+            return GroupedQueue(self._key, order, self.ctx)
+        if limits.max_resources is not None:
+            return Lanes(self._key, limits.max_resources, limits.resource_patience, forget=forget)
+        return WaitingQueue(self._key, forget=forget)
+
     def _key(self, r: Request) -> Key:
+        r.tier = self.policy.order.tier(r, self.ctx)
         return self.policy.order.key(r, self.ctx)
 
     def _refusal(self, r: Request, now: float) -> Reject | None:
@@ -240,6 +261,32 @@ class Scheduler:
             # Whoever is refused for the load need not be hashed, unless the load is weighed by its hashes.
             refusal = self._unhashable(r) if self._door.backlog is not None else None
         return refusal or self._door.refusal(r, now, self._num_parked) or self._unhashable(r)
+
+    def _settle_keys(self, now: float) -> None:
+        """Ask again for keys that time, outputs or the prefix cache have changed, at most `REKEYS` of them."""
+        left = REKEYS
+        asked = self.waiting.rekey_due(now, left)
+        left -= len(asked)
+        order = self.policy.order
+        if asked and isinstance(order, Shedding):
+            for r in asked:
+                if order.shed(r, self.ctx):
+                    self._end(r, FinishReason.SHED, now)
+        self._keys.settle(max(1, left))
+        for r in self._affinity.grown(max(1, left)):
+            self.waiting.rekey(r)
+        self._look_at_head()
+
+    def _look_at_head(self) -> None:
+        """Whoever comes first because of a prefix that was evicted meanwhile gets its true place."""
+        for _ in range(self.waiting.window):
+            head = self.waiting.peek()
+            if head is None or self._looked_at == (head, self.kv.evictions):
+                return
+            self._looked_at = (head, self.kv.evictions)
+            if not self._affinity.overrated(head):
+                return
+            self.waiting.rekey(head)
 
     def _unfit(self, r: Request) -> Reject | None:
         """Why `r` can never run, if so.

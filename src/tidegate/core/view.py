@@ -12,7 +12,8 @@ class RequestView(Protocol):
     """One request as a policy sees it. Times are seconds, sizes tokens.
 
     Hosts that cannot know a field say so: `max_tokens` None is an undeclared end, `oracle_tokens`
-    is None outside a simulation.
+    is None outside a simulation. `first_token_at` is None before the first output, `waiting_since`
+    while it runs; `seq` numbers arrivals.
     """
 
     @property
@@ -39,6 +40,8 @@ class RequestView(Protocol):
     def emitted(self) -> int: ...
     @property
     def first_token_at(self) -> float | None: ...
+    @property
+    def waiting_since(self) -> float | None: ...
     @property
     def preemptions(self) -> int: ...
     @property

@@ -31,7 +31,7 @@ REQUEST_KEYS = (
 CONFIG_KEYS = (
     "kv", "block", "budget", "max_seqs", "max_model_len", "headroom", "watermark", "oversize", "partial_prefills",
     "prefix_caching", "mixed_batches", "policy", "params", "predictor", "history", "step_ms", "cached", "limits",
-    "host_blocks", "disk_blocks", "cost", "draft", "accept",
+    "host_blocks", "disk_blocks", "cost", "draft", "accept", "weights",
     "headroom_quantile", "max_waiting", "max_queued_tokens", "ttft_target_s", "queue_ttl", "max_loras", "prefill_rate",
 )  # fmt: skip
 LIMIT_KEYS = ("bypass_bound", "resume_span", "max_preemptions", "stall_steps", "nearly_done", "resource_patience")
@@ -40,7 +40,7 @@ SLO_KEYS = ("ttft", "tpot", "tbt", "e2e")
 
 # What a file may ask for that this version does not do: the key, and the mechanism it needs.
 AWAITED = {
-    "service_rate": "an executor of a given rate", "weights": "fair shares",
+    "service_rate": "an executor of a given rate",
     "free_delay": "delayed frees", "lease": "pinned blocks",
 }  # fmt: skip
 
@@ -257,7 +257,7 @@ def _config(raw: Mapping[str, Any], families: Sequence[Mapping[str, Any]]) -> Sc
         prefix_caching=_flag(raw, "prefix_caching", True),
         mixed_batches=_flag(raw, "mixed_batches", True),
         policy=str(raw["policy"]) if "policy" in raw else None,
-        params=dict(_mapping(raw, "params")),
+        params=dict(_mapping(raw, "params")) | {key: dict(_mapping(raw, key)) for key in ("weights",) if key in raw},
         predictor=_predictor(raw["predictor"]) if "predictor" in raw else PredictorConfig(),
         history=tuple(_history(raw.get("history") or ())),
         step_ms=formula,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, get_type_hints
+from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -20,7 +20,7 @@ from tidegate.core.plan import StepPlan, StepResult
 from tidegate.core.policies.doors import QueueLimit
 from tidegate.core.policy import Policy, PolicyContext
 from tidegate.core.predict import OraclePredictor, Predictor
-from tidegate.core.presets import DEFAULT_POLICY, PRESETS, Composition, build_policy
+from tidegate.core.presets import DEFAULT_POLICY, PRESETS, build_policy, parameters
 from tidegate.core.request import Request
 from tidegate.core.scheduler import Scheduler
 from tidegate.errors import InputError, RequestRefused
@@ -155,7 +155,7 @@ def _policy(config: ScenarioConfig, policy: str | Policy | None) -> Policy:
 
 def _check_params(policy: str, params: Mapping[str, Any]) -> None:
     """Every parameter is one that policies have, and of its type."""
-    hints = get_type_hints(Composition)
+    hints = parameters(policy)
     for name, value in params.items():
         if name not in hints:
             raise InputError(f"policy {policy} has no parameter {name!r}; {nearest(name, tuple(hints))}")

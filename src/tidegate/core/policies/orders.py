@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
-from tidegate.core.policy import Key, Order, PolicyContext
+from tidegate.core.policy import Key, Lapsing, Order, PolicyContext
 from tidegate.core.view import RequestView
+from tidegate.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +64,15 @@ class Aged:
     Bounded overtaking: nobody whose tier is better by D and whose score is better by S comes first if
     it arrives more than `D * window + S * rate` seconds later. Displacement of running requests goes
     by the unaged tier as well, so an aged request is not displaced by those it has outwaited.
+    Raises ConfigError for an order that ages by itself, or that ageing cannot move.
     """
 
     order: Order
     window: float = 60.0
     rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        refuse_wrapping(self.order, "ageing")
 
     def tier(self, r: RequestView, ctx: PolicyContext) -> int:
         return self.order.tier(r, ctx)
@@ -74,3 +80,16 @@ class Aged:
     def key(self, r: RequestView, ctx: PolicyContext) -> Key:
         key = self.order.key(r, ctx)
         return Key(0, key.tier * self.window + key.score * self.rate + r.arrival, key.until)
+
+    def lapse(self, r: RequestView, ctx: PolicyContext) -> float:
+        return self.order.lapse(r, ctx) if isinstance(self.order, Lapsing) else inf
+
+
+def refuse_wrapping(order: object, wrapper: str) -> None:
+    """Raise ConfigError where `wrapper` (a word such as "ageing") does not work on `order`.
+
+    An order says why in a class variable `unwrapped`, in words that follow "it".
+    """
+    why: str | None = getattr(order, "unwrapped", None)
+    if why is not None:
+        raise ConfigError(f"{wrapper} does not work on this order: it {why}")

@@ -1,0 +1,179 @@
+"""Promises first: who must start when, to keep what it was promised.
+
+The measure of all three orders is an absolute time, so that it stays right while time passes: the
+latest moment at which a request can go on, at the predicted speed, and yet keep its promises.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, nextafter
+from typing import ClassVar, Literal
+
+from tidegate.core.policy import Key, PolicyContext
+from tidegate.core.slo import NO_SLO
+from tidegate.core.view import RequestView
+from tidegate.errors import ConfigError
+
+Hopeless = Literal["demote", "shed"]
+
+_SECONDS = "ages by deadlines of its own"
+
+
+def latest_start(r: RequestView, ctx: PolicyContext, cached: int = 0) -> float:
+    """The last moment (seconds) at which `r` can go on and yet keep its promises; inf where it has none.
+
+    Before its first output that is `arrival + ttft - predicted prefill seconds` (slack is this minus now),
+    after it `first token + pace * gaps - predicted seconds of what remains`, `pace` being its tpot or tbt.
+    An e2e promise counts in both. `cached` prompt tokens need no computing.
+    """
+    slo = r.slo
+    if slo is NO_SLO:
+        return inf
+    waits = r.waiting_since is not None
+    prefill = max(0, r.prompt_tokens + r.emitted - (cached if waits else max(cached, r.computed)))
+    first = r.first_token_at
+    latest = inf
+    if first is None and slo.ttft is not None:
+        latest = r.arrival + slo.ttft - ctx.step_time.service(prefill, 0)
+    pace = slo.tpot if slo.tpot is not None else slo.tbt
+    if slo.e2e is not None or (first is not None and pace is not None):
+        outputs = max(ctx.predictor.output_tokens(r), r.emitted + 1.0)
+        service = ctx.step_time.service(prefill, outputs - r.emitted)
+        if slo.e2e is not None:
+            latest = min(latest, r.arrival + slo.e2e - service)
+        if first is not None and pace is not None:
+            latest = min(latest, first + pace * (outputs - 1) - service)
+    return latest
+
+
+@dataclass(frozen=True, slots=True)
+class EarliestDeadline:
+    """`(0, deadline)` in seconds: earliest deadline first, of TTFT and E2E; whoever was promised nothing comes last.
+
+    Optimal where everybody can be served in time. Under overload it serves those who are already late first
+    and so misses nearly every deadline, and who was promised nothing starves: the baseline for `Deadlines`.
+    Source: Liu and Layland, "Scheduling Algorithms for Multiprogramming", JACM 1973.
+    """
+
+    unwrapped: ClassVar[str] = "orders by absolute times"
+
+    def tier(self, r: RequestView, ctx: PolicyContext) -> int:
+        return 0
+
+    def key(self, r: RequestView, ctx: PolicyContext) -> Key:
+        slo = r.slo
+        return Key(0, r.arrival + min(inf if slo.ttft is None else slo.ttft, inf if slo.e2e is None else slo.e2e))
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """`(0, min(latest start, arrival + patience))` in seconds: less slack first, for waiting and running alike.
+
+    A request without a promise, and one that can no longer keep its own (`hopeless = "demote"`; "shed" ends
+    it unserved), stands at `arrival + patience`: it fills what the others leave, and nobody who arrives more
+    than `patience` seconds later passes it. Those who can keep a promise are of tier 0, the others of tier 1 and
+    so the ones who give way. A running request is asked again at 1, 16, 32, 64, ... outputs: nearer to its
+    limit, more protected. Bad at: promises tighter than the step-time model knows.
+    """
+
+    unwrapped: ClassVar[str] = _SECONDS
+
+    patience: float = 300.0
+    hopeless: Hopeless = "demote"
+
+    def __post_init__(self) -> None:
+        _check(self.hopeless, patience=self.patience)
+
+    def tier(self, r: RequestView, ctx: PolicyContext) -> int:
+        return 0 if ctx.now <= latest_start(r, ctx) < inf else 1
+
+    def key(self, r: RequestView, ctx: PolicyContext) -> Key:
+        patience = r.arrival + self.patience
+        latest = latest_start(r, ctx)
+        if latest == inf:
+            return Key(0, patience)
+        if ctx.now <= latest:
+            return Key(0, min(latest, patience), nextafter(latest, inf) if r.waiting_since is not None else inf)
+        return Key(0, patience, _soon(ctx) if self.shed(r, ctx) else inf)
+
+    def lapse(self, r: RequestView, ctx: PolicyContext) -> float:
+        if r.slo is NO_SLO:
+            return inf
+        return 1.0 if not r.emitted else max(16.0, r.emitted)
+
+    def shed(self, r: RequestView, ctx: PolicyContext) -> bool:
+        return self.hopeless == "shed" and _lost(r, ctx)
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """SLA as the hard constraint, cache affinity as the soft one; scores are seconds.
+
+    slack = latest start - now, as `latest_start` has it with what is cached. Then:
+
+    urgent, 0 <= slack < urgent_slack:  (-1, latest start - urgent_slack * cached share)
+    otherwise:  (0, w_wait * (arrival + priority * aging_window) - w_cache * cached share)
+    hopeless, slack < 0:  (0, the same as if its class were one worse), or shed
+    overdue, max(1, priority + 2) * aging_window after its arrival:  (-1, that time)
+
+    So among the urgent, whose latest starts lie within `urgent_slack` of each other, the longest cached prefix
+    comes first, nobody who is lost is served before one who is not, and where nothing was promised the order is
+    priority, then arrival, with ageing and a cache bonus. The class for displacement is the priority.
+    Nobody who arrives more than `max(1, priority + 2) * aging_window + urgent_slack` seconds later passes, whatever
+    it was promised (by classes, `(difference + 1) * aging_window + w_cache / w_wait`, while nobody is urgent).
+    """
+
+    unwrapped: ClassVar[str] = _SECONDS
+
+    aging_window: float = 60.0
+    urgent_slack: float = 0.15
+    w_wait: float = 1.0
+    w_cache: float = 0.5
+    hopeless: Hopeless = "demote"
+
+    def __post_init__(self) -> None:
+        _check(self.hopeless, aging_window=self.aging_window, w_wait=self.w_wait)
+        for name in ("urgent_slack", "w_cache"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} must be at least 0, not {getattr(self, name)}")
+
+    def tier(self, r: RequestView, ctx: PolicyContext) -> int:
+        return r.priority
+
+    def key(self, r: RequestView, ctx: PolicyContext) -> Key:
+        now, window, priority = ctx.now, self.aging_window, r.priority
+        cached = ctx.cached(r)
+        share = min(1.0, cached / r.prompt_tokens)
+        overdue = r.arrival + max(1, priority + 2) * window
+        if now >= overdue:
+            return Key(-1, overdue)
+        latest = inf if r.slo is NO_SLO else latest_start(r, ctx, cached)
+        if now > latest:
+            priority += 1
+        elif now >= latest - self.urgent_slack:
+            return Key(-1, latest - self.urgent_slack * share, min(nextafter(latest, inf), overdue))
+        score = self.w_wait * (r.arrival + priority * window) - self.w_cache * share
+        if now > latest:
+            return Key(0, score, _soon(ctx) if self.shed(r, ctx) else overdue)
+        return Key(0, score, min(latest - self.urgent_slack, overdue))
+
+    def shed(self, r: RequestView, ctx: PolicyContext) -> bool:
+        return self.hopeless == "shed" and _lost(r, ctx, ctx.cached(r))
+
+
+def _lost(r: RequestView, ctx: PolicyContext, cached: int = 0) -> bool:
+    """Whether nothing has been delivered of `r` and its promise cannot be kept any more."""
+    return r.first_token_at is None and not r.preemptions and ctx.now > latest_start(r, ctx, cached)
+
+
+def _soon(ctx: PolicyContext) -> float:
+    return nextafter(ctx.now, inf)
+
+
+def _check(hopeless: str, **positive: float) -> None:
+    if hopeless not in ("demote", "shed"):
+        raise ConfigError(f"hopeless must be demote or shed, not {hopeless!r}")
+    for name, value in positive.items():
+        if not value > 0:
+            raise ConfigError(f"{name} must be above 0, not {value}")
