@@ -309,7 +309,11 @@ def test_the_oracle_knows_and_falls_back_to_what_was_declared() -> None:
     [
         ({"num_blocks": 0}, "num_blocks must be at least 1"),
         ({"max_num_seqs": 300}, "max_num_batched_tokens"),
-        ({"headroom": "lots"}, "none, watermark, declared"),
+        ({"headroom": "lots"}, "none, watermark, quantile, declared"),
+        ({"headroom_quantile": 0.5}, "does nothing with headroom"),
+        ({"headroom": "quantile", "headroom_quantile": 1.5}, "headroom_quantile must be above 0"),
+        ({"max_resources": 0}, "max_resources must be at least 1"),
+        ({"resource_patience": -1.0}, "resource_patience must be at least 0"),
         ({"oversize": "no"}, "refuse, clip"),
         ({"watermark": 1.0}, r"\[0, 1\)"),
         ({"partial_prefills": 0}, "partial_prefills"),

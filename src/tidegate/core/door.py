@@ -14,8 +14,6 @@ from tidegate.core.request import FinishReason, Request
 from tidegate.core.running import Running, hashes_of
 from tidegate.core.view import LoadView, Work
 
-_AFTER_ITS_EQUALS = 1 << 62  # an arrival sequence that nobody reaches
-
 
 class Door:
     """Asks the policy whether a request may wait, and ends those who have to make room for it.
@@ -83,7 +81,7 @@ class Door:
             queued=backlog.total,
             of_class=backlog.of_class(r.slo_class),
             worse=backlog.worse_than(r.tier),
-            ahead=backlog.ahead_of((key.tier, key.score, _AFTER_ITS_EQUALS)).plus(Work(0, unfinished)),
+            ahead=backlog.ahead_of((key.tier, key.score, r.seq)).plus(Work(0, unfinished)),
         )
 
     def _displace(self, r: Request, verdict: Displace, now: float) -> None:

@@ -104,7 +104,6 @@ class Scheduler:
         if refusal is not None:
             self._lifecycle.reject(r, refusal, now)
             raise RequestRefused(refusal.reason.value, refusal.message, refusal.retry_after)
-        r.seq = next(self._arrivals)
         if r.not_before > now:
             self._lifecycle.park(r, now)
             heapq.heappush(self._parked, (r.not_before, r.seq, r))
@@ -257,6 +256,7 @@ class Scheduler:
         """Why `r` is not taken, if so: it can never run, or the policy does not let it wait."""
         refusal = self._unfit(r)
         if refusal is None:
+            r.seq = next(self._arrivals)
             r.tier = self.policy.order.tier(r, self.ctx)
             # Whoever is refused for the load need not be hashed, unless the load is weighed by its hashes.
             refusal = self._unhashable(r) if self._door.backlog is not None else None
