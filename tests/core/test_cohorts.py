@@ -135,6 +135,40 @@ def test_a_hopeless_promise_holds_nobody_back() -> None:
     assert gaps(run.turns_of("bg1")) == {1}
 
 
+@pytest.mark.parametrize("whose", [0, 1])
+def test_dealing_anew_delays_nobody_beyond_the_bound(whose: int) -> None:
+    """Two uneven cohorts become three, the larger one first or last in turn."""
+    run = Watched.start(max_stride=3)
+    background(run, 16)
+    run.add(request("H", 4, 40, slo=paced(9)))
+    run.steps(6)
+    cohorts = run.scheduler.running.cohorts
+    assert cohorts is not None
+    assert [len(cohort.decodes) for cohort in cohorts.turns] == [8, 8]
+    gone = [r.id for r in cohorts.turns[whose].decodes.members[:7]]
+    for id in gone:
+        run.abort(id)
+    run.add(request("I", 4, 40, slo=paced(5)))
+    run.steps(2)
+    assert len(cohorts.turns) == 3
+    run.steps(20)
+    for i in range(16):
+        assert max(gaps(run.turns_of(f"bg{i}"))) <= 3
+
+
+def test_who_has_left_a_cohort_is_planned_no_more() -> None:
+    run = Watched.start()
+    background(run, 12)
+    run.add(request("H", 4, 40, slo=paced(5)))
+    run.steps(8)
+    run.abort("bg3")
+    run.abort("bg7")
+    run.steps(6)
+    assert all({"bg3", "bg7"}.isdisjoint(ids) for ids in run.decoded[8:])
+    run.until_idle()
+    assert run.received["bg4"] == list(range(60))
+
+
 def test_a_plan_hands_out_the_same_list_for_the_same_turn() -> None:
     run = Watched.start()
     background(run, 12)

@@ -76,7 +76,7 @@ class Cohorts:
         self._move = move
         self._per_decode = limits.tokens_per_decode
         self._seen = -1
-        self._tightest: Pace | None = None
+        self._tightest: list[Pace] = []  # as it was when they were dealt: its tier says who yields
         self._check_at = 0
         self._sufficed = True
 
@@ -153,12 +153,10 @@ class Cohorts:
 
     def _settle_turns(self, most: int, sizes: list[int], routine: bool, view: StepView) -> None:
         n, everybody = len(sizes), sum(sizes)
-        tightest = self._load.paces[0] if self._load.paces else None
         wanted = self._wanted(everybody, len(self.main), most)
         uneven = max(sizes) > -(-everybody // n) and len(self.main) + max(sizes) > most
-        if wanted > n or (wanted < n and routine) or uneven or tightest != self._tightest:
+        if wanted > n or (wanted < n and routine) or uneven or self._load.paces[:1] != self._tightest:
             self._deal(wanted, view)
-        self._tightest = tightest
 
     def _wanted(self, yielding: int, others: int, most: int) -> int:
         """Cohorts that so many who may skip steps are dealt into, beside the `others`."""
@@ -169,6 +167,7 @@ class Cohorts:
 
         Nobody's next turn comes later than `max_stride` steps after its last one.
         """
+        self._tightest = self._load.paces[:1]
         old, clock, stride = self.turns, self.main.clock, self._budget.stride
         members = [(cohort.last, r) for cohort in old for r in cohort.decodes.members]
         members += [(clock, r) for r in self.main.members if n > 1]

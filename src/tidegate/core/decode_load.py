@@ -67,13 +67,13 @@ class DecodeLoad:
     def add(self, r: Decoder) -> None:
         """`r` begins to decode."""
         self.changes += 1
-        if (seconds := pace_of(r.slo)) < inf:
+        if r.slo is not NO_SLO and (seconds := pace_of(r.slo)) < inf:
             insort(self.paces, Pace(seconds, r.tier))
 
     def drop(self, r: Decoder) -> None:
         """`r` decodes no more."""
         self.changes += 1
-        if (seconds := pace_of(r.slo)) < inf:
+        if r.slo is not NO_SLO and (seconds := pace_of(r.slo)) < inf:
             del self.paces[bisect_left(self.paces, (seconds, r.tier))]
 
 
