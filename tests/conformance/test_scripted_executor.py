@@ -144,6 +144,11 @@ SWAP_BREACHES = {
     "other tokens before": ([PROMPT, OUT, _back(tokens=[1, 2, 9, 4, 5, 7])], "not its own 4 of block 0"),
     "half of it": ([PROMPT, OUT, _back(device=(4,), host=(2,))], "5 cached tokens"),
     "the end alone": ([PROMPT, OUT, _back(device=(5,), host=(3,))], "reuses block 4, of which 0 tokens are computed"),
+    "the same tokens after another prefix": (
+        [PROMPT, {"joined": [_join(1, (9, 9, 9, 9, 5), (2, 3))], "chunks": [Chunk(1, 0, 5, True)]}, OUT | {"left": [0, 1]},
+         _back(id="r1", tokens=[9, 9, 9, 9, 5, 7], blocks=(2, 5), device=(5,), host=(3,))],
+        "not its own 1 of block 1",
+    ),
     "nothing to do": ([PROMPT, OUT, _back(tokens=RESUMED[:5], outputs=0)], "nothing left to compute"),
     "outputs lost": ([PROMPT, OUT, _back(tokens=[1, 2, 3, 4, 5, 6])], "other outputs"),
     "a block that others hold": (
