@@ -145,7 +145,8 @@ SWAP_BREACHES = {
     "half of it": ([PROMPT, OUT, _back(device=(4,), host=(2,))], "5 cached tokens"),
     "the end alone": ([PROMPT, OUT, _back(device=(5,), host=(3,))], "reuses block 4, of which 0 tokens are computed"),
     "the same tokens after another prefix": (
-        [PROMPT, {"joined": [_join(1, (9, 9, 9, 9, 5), (2, 3))], "chunks": [Chunk(1, 0, 5, True)]}, OUT | {"left": [0, 1]},
+        [PROMPT, {"joined": [_join(1, (9, 9, 9, 9, 5), (2, 3))], "chunks": [Chunk(1, 0, 5, True)]},
+         OUT | {"left": [0, 1]},
          _back(id="r1", tokens=[9, 9, 9, 9, 5, 7], blocks=(2, 5), device=(5,), host=(3,))],
         "not its own 1 of block 1",
     ),

@@ -16,7 +16,7 @@ from tidegate.core.plan import Join
 from tidegate.engine.sampling import SamplingParams, TokenLogprobs
 from tidegate.executors.torch.draw import Draw, draw, uniforms
 from tidegate.executors.torch.grammar import GrammarCompiler
-from tidegate.executors.torch.sampler import Sampler
+from tidegate.executors.torch.sampler import Sampler, best_tokens
 
 CPU = torch.device("cpu")
 VOCAB = 400
@@ -36,6 +36,20 @@ def sampler(
 
 def logits(rows: int, seed: int = 0, spread: float = 2.0) -> torch.Tensor:
     return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_best_token_is_the_first_greatest(dtype: torch.dtype) -> None:
+    """Ties, NaN and infinities as torch's own argmax settles them."""
+    rows = logits(5).to(dtype)
+    rows[0, [9, 300]] = 50.0
+    rows[1, 70] = float("nan")
+    rows[2] = float("-inf")
+    rows[3, [8, 399]] = float("inf")
+    found = best_tokens(rows)
+    assert found.dtype == torch.long
+    assert found.tolist() == rows.argmax(-1).tolist()
+    assert found.tolist()[:4] == [9, 70, 0, 8]
 
 
 def kept_tokens(row: torch.Tensor, p: SamplingParams) -> dict[int, float]:

@@ -94,12 +94,12 @@ class Sampler:
         """
         if self._plain[slots].all():
             self._index[slots] += 1
-            return Sampled(logits.argmax(-1))
+            return Sampled(best_tokens(logits))
         groups = self._group(slots)
         logits = logits.float()
         raw = {row: torch.log_softmax(logits[row], -1) for row, _ in groups.logprobs}
         self._adjust(logits, groups)
-        tokens = logits.argmax(-1)
+        tokens = best_tokens(logits)
         if len(groups.random):
             at = uniforms(groups.seeds, self._index[slots[groups.random.cpu().numpy()]])
             tokens[groups.random] = draw(logits[groups.random], groups.draw, torch.from_numpy(at).to(self._device))
@@ -171,6 +171,16 @@ class Sampler:
 
     def _rows(self, rows: Sequence[int]) -> torch.Tensor:
         return torch.tensor(rows, dtype=torch.long, device=self._device)
+
+
+def best_tokens(logits: torch.Tensor) -> torch.Tensor:
+    """The first greatest token id of each row of `logits` `[E, vocab]`, as `[E]` int64.
+
+    On a CPU by numpy, whose argmax of float32 is vectorised: over ten times faster than torch's.
+    """
+    if logits.device.type == "cpu" and logits.dtype == torch.float32:
+        return torch.from_numpy(logits.numpy().argmax(-1))
+    return logits.argmax(-1)
 
 
 def is_penalised(params: SamplingParams) -> bool:

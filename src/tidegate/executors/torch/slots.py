@@ -48,6 +48,7 @@ class Slots:
         self._decodes: list[int] | None = None
         self._slots = np.empty(0, np.int64)
         self._slots_on_device = torch.empty(0, dtype=torch.long, device=device)
+        self._rows = torch.empty(0, dtype=torch.long, device=device)
 
     def join(self, join: Join) -> None:
         """A request takes a slot: its known tokens and blocks replace whatever was there."""
@@ -68,8 +69,7 @@ class Slots:
         positions = self.positions[slots]
         ids = self.last_token[self._slots_on_device]
         if not plan.chunks:
-            rows = torch.arange(len(slots), device=self.device)
-            return self._packed(ids, positions, slots, slots, rows, self._kv_rows(slots, positions), [])
+            return self._packed(ids, positions, slots, slots, self._rows, self._kv_rows(slots, positions), [])
         return self._pack_mixed(plan.chunks, ids, positions, slots)
 
     def advance(self, plan: StepPlan) -> None:
@@ -140,4 +140,5 @@ class Slots:
             self._decodes = decodes
             self._slots = np.asarray(decodes, np.int64)
             self._slots_on_device = torch.from_numpy(self._slots).to(self.device)
+            self._rows = torch.arange(len(decodes), device=self.device)
         return self._slots
