@@ -240,7 +240,7 @@ def test_watching_many_costs_no_more_than_who_waits() -> None:
         r.seq, r.status = n, Status.WAITING
         expiry.watch(r, 1e9, FinishReason.TIMEOUT)
         r.status = Status.RUNNING
-    assert len(expiry._heap) < 200
+    assert len(expiry.heap) < 200
     assert expiry.next_due() is None
 
 

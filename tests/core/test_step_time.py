@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from random import Random
+from statistics import median
 from typing import NamedTuple
 
 import pytest
@@ -68,8 +69,10 @@ def taught(measured: Iterable[Measured]) -> LearnedStepTime:
 @settings(max_examples=25, deadline=None)
 def test_a_known_formula_is_recovered_from_noisy_steps_with_outliers(machine: Coefficients, seed: int) -> None:
     model = taught(steps(machine, 1000, seed, noise=0.05, outliers=0.05))
-    for step in steps(machine, 100, seed + 1):
-        assert model.step(*step[:3]) == pytest.approx(step.seconds, rel=0.12)
+    asked = steps(machine, 100, seed + 1)
+    typical = median(step.seconds for step in asked)
+    for step in asked:  # the shortest steps lie within the noise of the others
+        assert model.step(*step[:3]) == pytest.approx(step.seconds, rel=0.1, abs=0.05 * typical)
 
 
 @given(machines, st.integers(0, 10_000))

@@ -213,7 +213,7 @@ def test_s08_without_turns_the_promise_is_missed(play):
     assert run.outcome.timing["H"]["missed"] == ["tpot"]
 
 
-@pytest.mark.parametrize(("streams", "pace", "cohorts"), [(20, 20, 2), (40, 20, 3), (30, 16, 3), (50, 18, 4)])
+@pytest.mark.parametrize(("streams", "pace", "cohorts"), [(20, 20, 2), (40, 20, 3), (30, 17, 3), (50, 18, 4)])
 def test_s08_as_a_kind(play, streams, pace, cohorts):
     """As few cohorts as the promise asks for; everybody decodes once in so many steps and ends whole."""
     run = play("S08", set={**TURNS, "BG.x": streams, "H.slo.tpot_ms": pace})

@@ -147,8 +147,9 @@ class Scheduler:
 
     def expire(self, now: float) -> None:
         """End those who have waited too long. `plan` does that first; a host whose steps last calls it in between."""
-        for r, reason in self._expiry.expired(now):
-            self._end(r, reason, now)
+        if self._expiry.heap:
+            for r, reason in self._expiry.expired(now):
+                self._end(r, reason, now)
 
     def apply(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """A step was computed. Results come in the order of their plans; raises ValueError otherwise."""
