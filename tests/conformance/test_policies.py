@@ -7,7 +7,7 @@ asks the KV pool to prove conservation after every step.
 import re
 from collections import deque
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from math import ceil
 
 import pytest
@@ -59,6 +59,7 @@ class Workload:
     limits: Limits
     jobs: tuple[Job, ...]
     oracle: bool = False
+    unlucky: frozenset[int] = frozenset()  # which copies to the host or back fail, in the order they are made
 
 
 @st.composite
@@ -141,8 +142,11 @@ def workloads(draw):
         draft_tokens=draft,
         stall_steps=draw(st.sampled_from([0, 2])),
         bypass_bound=draw(st.sampled_from([0, 5, 60])),
+        host_blocks=draw(st.sampled_from([0, 6, 40])),
+        disk_blocks=draw(st.sampled_from([0, 20])),
     )
-    return Workload(limits, tuple(draw(st.lists(jobs(), min_size=1, max_size=16))), draw(st.booleans()))
+    unlucky = draw(st.frozensets(st.integers(0, 9), max_size=3))
+    return Workload(limits, tuple(draw(st.lists(jobs(), min_size=1, max_size=16))), draw(st.booleans()), unlucky)
 
 
 @st.composite
@@ -158,6 +162,7 @@ def parameters(draw, name):
                 "share": st.sampled_from([0.25, 0.5, 1.0]),
                 "max_chunk": st.integers(1, 16),
                 "victim": st.sampled_from(sorted(VICTIMS)),
+                "restore": st.sampled_from(["auto", "swap", "recompute"]),
                 "displace": st.booleans(),
                 "backfill": st.booleans(),
                 "hold_pending": st.booleans(),
@@ -177,11 +182,15 @@ class Driver:
         self.depth = depth
         predictor = OraclePredictor() if workload.oracle else HistoryPredictor(default=8)
         self.scheduler = Scheduler(policy, self.limits, PolicyContext(predictor, StepsOf(0.1, 1.0)))
+        copies = count()
         self.executor = ScriptedExecutor(
             num_blocks=self.limits.num_blocks,
             block_size=self.limits.block_size,
             max_num_seqs=self.limits.max_num_seqs,
             depth=depth,
+            host_blocks=self.limits.host_blocks,
+            disk_blocks=self.limits.disk_blocks,
+            fail_copies=lambda copy, outward: next(copies) in workload.unlucky,
         )
         self.arrivals = {}
         self.cancels = {}
@@ -228,6 +237,7 @@ class Driver:
             self.step += 1
             assert self.step < LONGEST_RUN, f"a run without end: {self.scheduler.snapshot(now)}"
         self._check_end()
+        assert self.scheduler.swap.pool.used == 0, "host blocks are lost"
 
     def _arrive(self, name, now):
         job = self.jobs[name]
@@ -267,7 +277,8 @@ class Driver:
             assert join.slot not in self.slots
             self.slots[join.slot] = join.request_id
         assert len(self.slots) <= self.limits.max_num_seqs
-        assert 0 < plan.num_tokens <= self.limits.max_num_batched_tokens
+        assert plan.num_tokens <= self.limits.max_num_batched_tokens
+        assert plan.num_tokens or plan.swapped_out or plan.swapped_in
         self.in_flight.append((plan, list(plan.decodes), self.executor.submit(plan)))
 
     def _apply(self, now):
