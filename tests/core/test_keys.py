@@ -325,3 +325,25 @@ def test_places_of_running_requests_move_without_a_scan() -> None:
     run.steps(10)
     assert run.scheduler.running.version > version
     assert {place(r)[0] for r in run.scheduler.running.members} == {1}
+
+
+def test_a_head_whose_prefix_was_evicted_loses_its_place() -> None:
+    """It waited as the warmest; what made it so is gone, so another is warmer now."""
+    run = Run.of(build_policy("sglang-lpm", {"backfill": False}), limits(num_blocks=20, max_num_seqs=2))
+    run.add(Request("x", token_ids=range(161), max_tokens=1), Request("y", token_ids=range(9000, 9049), max_tokens=1))
+    run.until_idle()
+    run.add(request("runs", 16, 12), request("grows", 16, 220))
+    run.step()
+    run.add(Request("warm", token_ids=[*range(160), 7], max_tokens=1))
+    run.add(Request("less", token_ids=[*range(9000, 9048), 7], max_tokens=1))
+    scheduler = run.scheduler
+    first = scheduler.waiting.peek()
+    assert first is not None
+    assert first.id == "warm"
+    lease = scheduler.kv.reserve(scheduler.kv.nothing, scheduler.kv.available - 3)  # another takes all but "y"'s
+    scheduler.kv.release(lease)
+    run.step()
+    head = scheduler.waiting.peek()
+    assert head is not None
+    assert head.key is not None
+    assert -head.key.score == scheduler._affinity._match(head)[0] * 16
