@@ -18,6 +18,9 @@ from tidegate.core.running import Running, in_order, place
 from tidegate.core.swap import Swap
 from tidegate.core.view import Candidate, Need, StepView
 
+BARGAIN = 2.0
+"""How many times cheaper it must be that the first in the order gives way rather than those after it."""
+
 
 class Eviction:
     """Settles, before anything is planned, who gives seat and blocks back in this step.
@@ -53,8 +56,8 @@ class Eviction:
     def settle_growth(self, d: Draft) -> None:
         """Find who needs a block to decode now; if there are too few, some wait or give way.
 
-        The first in the order never gives way to an equal, so that somebody always gets on; the worst classes
-        that lack blocks are asked first, so that nobody gives way to a worse one.
+        The first in the order gives way to an equal only where that is `BARGAIN` times cheaper, so that somebody
+        always gets on; the worst classes that lack blocks are asked first, so that nobody gives way to a worse one.
         """
         running = self._running
         crossing = running.decodes.crossing().members if running.turn is None else running.crossing()
@@ -65,8 +68,8 @@ class Eviction:
         need, reason = Need(short, 0), "KV blocks wanted by running requests"
         first = min(running.members, key=place)
         for tier in sorted({r.tier for r in d.growers}, reverse=True):
-            others = [r for r in running.members if r.tier >= tier and r is not first]
-            if self._make_room(self._candidates(others, d), need, reason, d):
+            equals = [r for r in running.members if r.tier >= tier]
+            if self._make_room(self._candidates(equals, d), need, reason, d, first=first):
                 return
         if not d.paused:  # whoever is left has been evicted too often to be evicted again
             self._make_room(self._candidates(d.growers, d), need, reason, d)
@@ -157,25 +160,42 @@ class Eviction:
         return self._kv.freed_by(r.lease, beside) + (r in d.growers)
 
     def _make_room(
-        self, candidates: list[Candidate], need: Need, reason: str, d: Draft, beside: Match | None = None
+        self,
+        candidates: list[Candidate],
+        need: Need,
+        reason: str,
+        d: Draft,
+        beside: Match | None = None,
+        first: Request | None = None,
     ) -> Sequence[Candidate]:
         """Evict a set of these that covers `need`, or nobody; pause those that may not be evicted yet.
 
-        `beside` is the prefix that whoever needs the room takes up itself.
+        `beside` is the prefix that whoever needs the room takes up itself; `first` gives way only if that is a bargain.
         """
-        ready = [c for c in candidates if not request_of(c).in_flight]
+        choose = self._policy.victim.choose
+        others = [c for c in candidates if c.request is not first]
+        ready = [c for c in others if not request_of(c).in_flight]
         victims: Sequence[Candidate] = ()
         if self._policy.features.spare:
             spared = [c for c in ready if not self._spared(request_of(c))]
-            victims = self._policy.victim.choose(spared, need, self._ctx) if len(spared) < len(ready) else ()
-        victims = victims or self._policy.victim.choose(ready, need, self._ctx) or self._jointly(ready, need, beside)
+            victims = choose(spared, need, self._ctx) if len(spared) < len(ready) else ()
+        victims = victims or choose(ready, need, self._ctx) or self._jointly(ready, need, beside)
+        if victims and self._policy.features.spare and len(others) < len(candidates):
+            victims = self._bargain(victims, candidates, need)
         for v in victims:
             self._preempt(v, reason, d)
         if victims:
             self._last = {request_of(v) for v in victims}
-        if not victims:
-            wanted = self._policy.victim.choose(candidates, need, self._ctx)
-            d.paused |= {r for r in map(request_of, wanted) if r.in_flight}
+        else:
+            d.paused |= {r for r in map(request_of, choose(others, need, self._ctx)) if r.in_flight}
+        return victims
+
+    def _bargain(self, victims: Sequence[Candidate], candidates: list[Candidate], need: Need) -> Sequence[Candidate]:
+        """A set of all `candidates` instead of `victims`, if it is brought back so much sooner."""
+        free = [c for c in candidates if not request_of(c).in_flight and not self._spared(request_of(c))]
+        cheaper = self._policy.victim.choose(free, need, self._ctx)
+        if cheaper and BARGAIN * sum(c.seconds for c in cheaper) <= sum(v.seconds for v in victims):
+            return cheaper
         return victims
 
     def _spared(self, r: Request) -> bool:
