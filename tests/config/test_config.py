@@ -329,7 +329,7 @@ POLICY_OPTIONS = {
     "spare": False,
     "mixed_batches": False,
     "max_prefill_steps": 9,
-    "budget": "adaptive",
+    "budget": "fixed",
     "floor": 16,
     "margin": 0.2,
     "max_stride": 2,

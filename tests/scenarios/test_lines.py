@@ -33,4 +33,4 @@ def test_awaiting_lines_exist(data, awaiting_lines):
 
 def test_awaiting_lines_are_listed_once(data):
     listed = yaml.safe_load((data.parent / "awaiting.yaml").read_text())
-    assert max(Counter((entry["scenario"], entry["line"]) for entry in listed).values()) == 1
+    assert all(times == 1 for times in Counter((entry["scenario"], entry["line"]) for entry in listed).values())

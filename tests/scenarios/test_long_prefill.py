@@ -131,7 +131,7 @@ def test_s13_without_a_margin_takes_all_that_fits(play):
 
 def test_s13_a_fixed_budget_breaks_the_promise(play):
     with pytest.raises(AssertionError):
-        test_s13_no_step_breaks_the_promise(lambda name, set: play(name))
+        test_s13_no_step_breaks_the_promise(lambda name, set: play(name, policy="priority"))
 
 
 @pytest.mark.parametrize(

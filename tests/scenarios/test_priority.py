@@ -186,7 +186,7 @@ def test_s05_plain_engine_starts_the_other(play, monkeypatch):
 
 @pytest.mark.expects("S08", 0)
 def test_s08_order_is_not_speed(play):
-    run = play("S08")
+    run = play("S08", policy="priority")
     assert run["H"].first_token_step - run["H"].arrival_step < 2
     together = [step for step, tokens in run.scheduled("H").items() if tokens == 1]
     for step in together:

@@ -54,7 +54,9 @@ class Backfill:
         must that of the others meanwhile (counted from above, in constant time)."""
         running, kv = self._running, self._kv
         to_compute = r.known_tokens - max(match.blocks * self._limits.block_size, r.host_tokens)
-        outputs = (r.target - r.emitted - 1) * (self._policy.budget.max_stride if pace_of(r.slo) == inf else 1)
+        outputs = r.target - r.emitted - 1
+        if running.load.paces and pace_of(r.slo) == inf:
+            outputs *= self._policy.budget.max_stride
         steps = 1 + self._prompt_steps(r, to_compute, step, contended=True) + outputs
         if steps > self._limits.bypass_bound:
             return False

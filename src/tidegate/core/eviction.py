@@ -191,7 +191,12 @@ class Eviction:
         return victims
 
     def _bargain(self, victims: Sequence[Candidate], candidates: list[Candidate], need: Need) -> Sequence[Candidate]:
-        """A set of all `candidates` instead of `victims`, if it is brought back so much sooner."""
+        """A set of all `candidates` instead of `victims`, if it is brought back so much sooner.
+
+        An unfinished prompt gives way in any case: nobody reads along while it waits.
+        """
+        if not all(v.request.emitted for v in victims):
+            return victims
         free = [c for c in candidates if not request_of(c).in_flight and not self._spared(request_of(c))]
         cheaper = self._policy.victim.choose(free, need, self._ctx)
         if cheaper and BARGAIN * sum(c.seconds for c in cheaper) <= sum(v.seconds for v in victims):
