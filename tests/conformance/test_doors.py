@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
 from tests.conformance.test_policies import Driver, parameters, workloads
@@ -155,7 +155,12 @@ class DoorDriver(Driver):
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("name", PRESETS)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=60,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 def test_policy_keeps_every_promise_behind_every_door(name, depth, data):
     workload = data.draw(workloads())
     limits = replace(

@@ -16,6 +16,7 @@ class Draft:
     left:         tokens of the step's budget that are not spent
     prefill_left: those of them that prompts may have
     growers:      decodes that need a block in this step
+    displacers:   waiting requests for whom others gave way
     paused:       prompts that get no chunk, so that they can be evicted once no step in flight computes them
     chunks:       tokens of each prompt's chunk
     transfers:    copies to the host and back that begin with this step
@@ -25,6 +26,11 @@ class Draft:
     left: int
     prefill_left: int = 0
     growers: list[Request] = field(default_factory=list)
+    displacers: list[Request] = field(default_factory=list)
     paused: set[Request] = field(default_factory=set)
     chunks: dict[Request, int] = field(default_factory=dict)
     transfers: list[Transfer] = field(default_factory=list)
+
+    def gave_way(self, r: Request) -> bool:
+        """Whether `r` was evicted in this very plan: it does not come back in it."""
+        return r.preempted_at == self.plan.now and any(p.request_id == r.id for p in self.plan.preempted)

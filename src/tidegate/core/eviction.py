@@ -87,7 +87,13 @@ class Eviction:
         tokens, prompts = self._tokens_left(head, d), len(running.prefilling)
         promised: set[Run] = set()  # idle prefixes that count once, however many start from them
         for r in queue.front():
-            if r.tier >= worst or r.in_flight or tokens <= 0 or prompts == self._limits.partial_prefills:
+            if (
+                r.tier >= worst
+                or r.in_flight
+                or d.gave_way(r)
+                or tokens <= 0
+                or prompts == self._limits.partial_prefills
+            ):
                 break
             match, awaited = self._room.match(r)
             if awaited:
@@ -102,6 +108,7 @@ class Eviction:
                 if not victims:
                     self._vain = (queue.epoch, self._kv.epoch, running.version) if not d.paused else None
                     break
+                d.displacers.append(r)
                 blocks += sum(v.blocks for v in victims)
                 seats += len(victims)
             blocks -= wanted

@@ -183,6 +183,9 @@ class Planner:
                 d.plan.held_back_by = "seats"
             return None
         head = self._queue.peek()
+        if d.displacers and head is not None and d.gave_way(head):
+            # Its key may have changed while it ran; those for whom it gave way come first all the same.
+            head = next((r for r in d.displacers if r in self._queue), head)
         if head is None:
             if len(self._queue):
                 d.plan.held_back_by = "resource slots"
@@ -224,7 +227,7 @@ class Planner:
         match = kv.nothing
         if r.in_flight:
             return ("copy in flight" if r.host else "token in flight"), match
-        if r.preempted_at == d.plan.now and any(p.request_id == r.id for p in d.plan.preempted):
+        if d.gave_way(r):
             return "preempted in this step", match
         partial = self._limits.partial_prefills
         if partial is not None and len(running.prefilling) >= partial:
