@@ -121,9 +121,9 @@ PRESETS: Mapping[str, Preset] = {
         "plain earliest deadline first, the baseline: no ageing, the late are not demoted", EarliestDeadline, _PLAIN
     ),
     "vllm-v0": Preset(
-        "vLLM V0's design: first come first served, prompts before decodes in steps of their own",
+        "vLLM V0's design: first come first served, prompts before decodes in steps of their own, swap",
         Fcfs,
-        replace(_PLAIN, mixed_batches=False, max_prefill_steps=1_000_000),
+        replace(_PLAIN, restore="swap", mixed_batches=False, max_prefill_steps=1_000_000),
         {**_UNBOUNDED, "prefix_caching": False},
     ),
     "vllm-v1": Preset(
