@@ -191,7 +191,7 @@ def test_a_file_that_cannot_be_run_stops_no_other(tmp_path, monkeypatch, capsys)
     texts = {
         "good": SMALL,
         "deep": "id: " + "[" * 5000 + "]" * 5000,
-        "adapters": SMALL.replace("cfg: {", "cfg: {max_loras: 5, "),
+        "delayed": SMALL.replace("cfg: {", "cfg: {free_delay: 5, "),
         "good too": SMALL,
     }
     for name, text in texts.items():
@@ -203,10 +203,10 @@ def test_a_file_that_cannot_be_run_stops_no_other(tmp_path, monkeypatch, capsys)
     out, err = capsys.readouterr()
     assert leave.value.code == 2
     assert [json.loads(line)["scenario"] for line in out.splitlines()] == ["T1", "T1"]
-    deep, adapters = err.splitlines()
+    deep, delayed = err.splitlines()
     assert deep == "tidegate: deep.yaml is nested too deeply"
-    assert adapters.startswith("tidegate: T1: ")
-    assert "max_loras" in adapters
+    assert delayed.startswith("tidegate: T1: ")
+    assert "free_delay" in delayed
 
 
 def test_the_table_is_bounded_and_tells_the_ends(command):
