@@ -22,7 +22,7 @@ from tidegate.core.limits import Limits
 from tidegate.core.policies.doors import ClassLimit, QueueLimit
 from tidegate.core.policy import Policy
 from tidegate.core.predict import MAX_ERROR
-from tidegate.core.presets import DEFAULT_POLICY, PRESETS, Preset, build_policy, compose, parameters
+from tidegate.core.presets import DEFAULT_POLICY, PRESETS, Composition, Preset, build_policy, compose, parameters
 from tidegate.core.slo import DEFAULT_CLASS, DEFAULT_CLASSES, Slo, SloClass
 from tidegate.custom import find_policy, is_own
 from tidegate.errors import ConfigError
@@ -353,17 +353,17 @@ class Config:
         try:
             if isinstance(found, Policy):
                 return self._behind_a_door(found, shared, SchedulerConfig(policy=name))
+            _check_door(found)
             return compose(name, found, {**shared, **self.policy.get(name, {})})
         except ConfigError as e:
-            told = str(e)
-            for option, elsewhere in SAID_ELSEWHERE.items():
-                told = told.replace(option, elsewhere)
+            told = re.sub(r"\b(" + "|".join(SAID_ELSEWHERE) + r")\b", lambda m: SAID_ELSEWHERE[m[0]], str(e))
             raise ConfigError(f"policy.{name}: {told}") from e
 
     def _shared(self, name: str) -> dict[str, Any]:
         """What sections of their own say of the composition of every policy, or of the chosen one."""
         shared = {"class_limits": self.class_limits, **{door: getattr(self.scheduler, door) for door in DOOR}}
-        if name == self.scheduler.policy:  # ageing is the chosen policy's; the sections of others may know none
+        # Ageing is the chosen policy's, the sections of others may know none; unsaid it is the preset's.
+        if name == self.scheduler.policy and self.aging != AgingConfig():
             shared |= {"aging_window": self.aging.window, "aging_rate": self.aging.rate}
         return shared
 
@@ -373,11 +373,12 @@ class Config:
         Raises ConfigError for an option that would do nothing; `plain` is where nothing was said.
         """
         ours = whole.admit == QueueLimit()
-        for option, unsaid in Config(plain)._shared(plain.policy).items():
+        unsaid = Config(plain)._shared(plain.policy)
+        for option, value in shared.items():
             aged = option.startswith("aging")
-            if (aged or not ours) and shared.get(option, unsaid) != unsaid:
-                own = "order" if aged else "door"
-                raise ConfigError(f"{option} does nothing here: this policy is whole, with an {own} of its own")
+            if (aged or not ours) and value != unsaid.get(option):
+                own = "an order" if aged else "a door"
+                raise ConfigError(f"{option} does nothing here: this policy is whole, with {own} of its own")
         if not ours:
             return whole
         door = {option: value for option, value in shared.items() if not option.startswith("aging")}
@@ -526,6 +527,13 @@ def _check_policies(config: Config) -> None:
     if not is_own(unknown) and unknown not in PRESETS:
         raise ConfigError(f"scheduler.policy: unknown policy {unknown!r}{_nearest(unknown, PRESETS)}")
     config.build_policy()
+
+
+def _check_door(preset: Preset) -> None:
+    """A preset leaves to the configuration who may wait."""
+    for option in (*DOOR, "class_limits"):
+        if getattr(preset.defaults, option) != getattr(Composition(), option):
+            raise ConfigError(f"a preset cannot set {option}, which goes for every policy alike")
 
 
 def _sentence(error: ValidationError) -> str:
