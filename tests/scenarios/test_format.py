@@ -172,6 +172,9 @@ def test_json_has_the_documented_shape(command):
     assert (told["scenario"], told["policy"], told["steps_run"]) == ("T1", "joint", len(told["steps"]))
     assert all(list(fate) == REQUEST_KEYS for fate in told["requests"].values())
     assert all(list(step) == STEP_KEYS for step in told["steps"])
+    timing = ["queued", "ttft", "tpot", "max_gap", "p99_gap", "e2e", "preempted", "missed"]
+    assert told["timing"]
+    assert all(list(seen) == timing for seen in told["timing"].values())
     assert [step["step"] for step in told["steps"]] == list(range(told["steps_run"]))
     emitted = Counter(name for step in told["steps"] for name in step["emitted"])
     assert emitted == {name: fate["outputs"] for name, fate in told["requests"].items()}

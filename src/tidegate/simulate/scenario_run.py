@@ -30,6 +30,9 @@ from tidegate.predictors.choice import build_predictor
 from tidegate.simulate.formula_time import FormulaTime
 from tidegate.simulate.scenario import LIMIT_KEYS, Scenario, ScenarioConfig, ScenarioRequest, nearest
 
+TIMING_KEYS = ("queued", "ttft", "tpot", "max_gap", "p99_gap", "e2e", "preempted")
+"""What an outcome tells of `Timing`, in seconds: not each gap."""
+
 STUCK_AFTER = 3
 """Empty steps in a row, with nothing to come, after which a run is over although requests wait."""
 
@@ -427,7 +430,10 @@ class _Run:
     def _note_end(self, event: Finished, row: Step) -> None:
         fate = self.outcome.requests[event.request.id]
         fate.finish_step, fate.finish_reason = row.step, event.reason.value
-        self.outcome.timing[event.request.id] = {**event.timing._asdict(), "missed": list(event.missed)}
+        self.outcome.timing[event.request.id] = {
+            **{name: getattr(event.timing, name) for name in TIMING_KEYS},
+            "missed": list(event.missed),
+        }
 
     def _end_of_wait(self, name: str, waited: float) -> None:
         wait = self._wait_of(name)
