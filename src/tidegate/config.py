@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
@@ -19,11 +19,12 @@ import tomli_w
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
 from tidegate.core.limits import Limits
-from tidegate.core.policies.doors import ClassLimit
+from tidegate.core.policies.doors import ClassLimit, QueueLimit
 from tidegate.core.policy import Policy
 from tidegate.core.predict import MAX_ERROR
-from tidegate.core.presets import DEFAULT_POLICY, PRESETS, build_policy, parameters
+from tidegate.core.presets import DEFAULT_POLICY, PRESETS, Composition, Preset, build_policy, compose, parameters
 from tidegate.core.slo import DEFAULT_CLASS, DEFAULT_CLASSES, Slo, SloClass
+from tidegate.custom import find_policy, is_own
 from tidegate.errors import ConfigError
 
 SECTION = ConfigDict(extra="forbid")
@@ -90,8 +91,8 @@ DOOR = ("max_waiting", "max_waiting_tokens", "displace_waiting", "refuse_hopeles
 class SchedulerConfig:
     """`[scheduler]`. What is named as in core.limits.Limits means what it means there.
 
-    policy:         name of a policy or of a preset (`tidegate policies`). A preset has its own defaults for
-                    some of the options below
+    policy:         name of a policy or of a preset (`tidegate policies`), or of an own one, `package.module:NAME`.
+                    A preset has its own defaults for some of the options below
     num_blocks:     KV blocks; or
     kv_memory:      bytes for KV ("512MiB"); with neither whoever starts the engine chooses
     host_blocks:    KV blocks of host memory to swap to; or
@@ -348,25 +349,46 @@ class Config:
         return self._build_policy(self.scheduler.policy)
 
     def _build_policy(self, name: str) -> Policy:
-        shared: dict[str, Any] = {
-            "class_limits": self.class_limits,
-            **{name: getattr(self.scheduler, name) for name in DOOR},
-        }
-        if name == self.scheduler.policy:  # ageing is the chosen policy's; the sections of others may know none
-            shared |= {"aging_window": self.aging.window, "aging_rate": self.aging.rate}
+        found, shared = find_policy(name), self._shared(name)
         try:
-            return build_policy(name, {**shared, **self.policy.get(name, {})})
+            if isinstance(found, Policy):
+                return self._behind_a_door(found, shared, SchedulerConfig(policy=name))
+            _check_door(found)
+            return compose(name, found, {**shared, **self.policy.get(name, {})})
         except ConfigError as e:
-            told = str(e)
-            for option, elsewhere in _SAID_ELSEWHERE.items():
-                told = told.replace(option, elsewhere)
+            told = re.sub(r"\b(" + "|".join(SAID_ELSEWHERE) + r")\b", lambda m: SAID_ELSEWHERE[m[0]], str(e))
             raise ConfigError(f"policy.{name}: {told}") from e
+
+    def _shared(self, name: str) -> dict[str, Any]:
+        """What sections of their own say of the composition of every policy, or of the chosen one."""
+        shared = {"class_limits": self.class_limits, **{door: getattr(self.scheduler, door) for door in DOOR}}
+        # Ageing is the chosen policy's, the sections of others may know none; unsaid it is the preset's.
+        if name == self.scheduler.policy and self.aging != AgingConfig():
+            shared |= {"aging_window": self.aging.window, "aging_rate": self.aging.rate}
+        return shared
+
+    def _behind_a_door(self, whole: Policy, shared: dict[str, Any], plain: SchedulerConfig) -> Policy:
+        """A policy that was composed in Python, behind the configuration's door unless it has limits of its own.
+
+        Raises ConfigError for an option that would do nothing; `plain` is where nothing was said.
+        """
+        ours = whole.admit == QueueLimit()
+        unsaid = Config(plain)._shared(plain.policy)
+        for option, value in shared.items():
+            aged = option.startswith("aging")
+            if (aged or not ours) and value != unsaid.get(option):
+                own = "an order" if aged else "a door"
+                raise ConfigError(f"{option} does nothing here: this policy is whole, with {own} of its own")
+        if not ours:
+            return whole
+        door = {option: value for option, value in shared.items() if not option.startswith("aging")}
+        return replace(whole, admit=build_policy(DEFAULT_POLICY, door).admit)
 
 
 _CONFIG = TypeAdapter(Config)
 
 # What a policy is composed with and a section of its own says, for every policy alike.
-_SAID_ELSEWHERE: Mapping[str, str] = MappingProxyType(
+SAID_ELSEWHERE: Mapping[str, str] = MappingProxyType(
     {"aging_window": "aging.window", "aging_rate": "aging.rate", "class_limits": "classes.NAME.max_waiting"}
     | {name: f"scheduler.{name}" for name in DOOR}
 )
@@ -437,8 +459,9 @@ def _over_preset(raw: Any) -> Any:
     """The limits that the chosen preset brings, each overridden by what the file says of it."""
     if not isinstance(raw, Mapping):
         return raw
-    preset = PRESETS.get(str(raw.get("policy", DEFAULT_POLICY)))
-    return {**(preset.limits if preset else {}), **raw}
+    name = str(raw.get("policy", DEFAULT_POLICY))
+    preset = find_policy(name) if is_own(name) or name in PRESETS else None
+    return {**(preset.limits if isinstance(preset, Preset) else {}), **raw}
 
 
 def _over_default_classes(raw: Any) -> Any:
@@ -482,14 +505,17 @@ def _check_policies(config: Config) -> None:
     """The chosen policy exists, and so does every parameter of every policy that has a section."""
     counted: dict[Any, Any] = {int: Count, int | None: Count | None}  # a policy's whole numbers are counts
     for name, params in config.policy.items():
-        if name not in PRESETS:
+        if not is_own(name) and name not in PRESETS:
             raise ConfigError(f"policy.{name}: unknown policy{_nearest(name, PRESETS)}")
-        hints = parameters(name)
-        known = {option: counted.get(hint, hint) for option, hint in hints.items() if option not in _SAID_ELSEWHERE}
+        found = find_policy(name)
+        if isinstance(found, Policy):
+            raise ConfigError(f"policy.{name}: is a whole policy and has no parameters")
+        hints = parameters(found)
+        known = {option: counted.get(hint, hint) for option, hint in hints.items() if option not in SAID_ELSEWHERE}
         for option, value in params.items():
             where = f"policy.{name}.{option}"
-            if option in _SAID_ELSEWHERE:
-                raise ConfigError(f"{where} goes for every policy; set {_SAID_ELSEWHERE[option]} instead")
+            if option in SAID_ELSEWHERE:
+                raise ConfigError(f"{where} goes for every policy; set {SAID_ELSEWHERE[option]} instead")
             if option not in known:
                 raise ConfigError(f"unknown option {where}{_nearest(option, known)}")
             try:
@@ -497,10 +523,17 @@ def _check_policies(config: Config) -> None:
             except ValidationError as e:
                 raise ConfigError(f"{where}{_sentence(e)}") from e
         config._build_policy(name)
-    if config.scheduler.policy not in PRESETS:
-        unknown = config.scheduler.policy
+    unknown = config.scheduler.policy
+    if not is_own(unknown) and unknown not in PRESETS:
         raise ConfigError(f"scheduler.policy: unknown policy {unknown!r}{_nearest(unknown, PRESETS)}")
     config.build_policy()
+
+
+def _check_door(preset: Preset) -> None:
+    """A preset leaves to the configuration who may wait."""
+    for option in (*DOOR, "class_limits"):
+        if getattr(preset.defaults, option) != getattr(Composition(), option):
+            raise ConfigError(f"a preset cannot set {option}, which goes for every policy alike")
 
 
 def _sentence(error: ValidationError) -> str:

@@ -20,6 +20,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"__init__"}),
     frozenset({"errors"}),
     frozenset({"core"}),
+    frozenset({"custom"}),
     frozenset({"config"}),
     frozenset({"engine"}),
     frozenset({"observe"}),

@@ -136,6 +136,27 @@ def test_policies_are_listed_one_a_line() -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["joint", "sarathi"])
+def test_a_policy_shows_its_parameters_and_where_they_are_set(name: str) -> None:
+    shown = json.loads(tidegate("policies", name, "--json").stdout)
+    rows = {row["parameter"]: row for row in shown["parameters"]}
+    assert shown["limits"] == PRESETS[name].limits
+    assert rows["max_waiting"] == {"parameter": "max_waiting", "default": 1024, "set_as": "scheduler.max_waiting"}
+    assert rows["aging_window"]["set_as"] == "aging.window"
+    assert rows["share"]["set_as"] == f"policy.{name}.share"
+    settings = {row["set_as"].rpartition(".")[2]: row["default"] for row in rows.values() if "policy." in row["set_as"]}
+    said = {option: value for option, value in settings.items() if value is not None}
+    assert resolve({"policy": {name: said}, "scheduler": {"policy": name}}).build_policy() == (
+        resolve({"scheduler": {"policy": name}}).build_policy()
+    )
+    table = tidegate("policies", name).stdout.splitlines()
+    assert table[0] == f"{name}: {PRESETS[name].summary}"
+    assert [line.split()[0] for line in table[2 : 2 + len(rows)]] == list(rows)
+    assert {"urgent_slack", "aging_rate"} & set(rows) == {"urgent_slack" if name == "joint" else "aging_rate"}
+    unknown = tidegate("policies", "jiont")
+    assert (unknown.returncode, unknown.stderr) == (2, "tidegate: unknown policy 'jiont'; did you mean joint?\n")
+
+
 def test_traces_are_listed_with_size_and_licence() -> None:
     rows = json.loads(tidegate("traces", "--json").stdout)
     assert [row["name"] for row in rows] == list(TRACES)

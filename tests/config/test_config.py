@@ -174,7 +174,7 @@ def test_the_parameters_of_an_order_are_checked() -> None:
         "policy.fair.weights": {"policy": {"fair": {"weights": {"gold": "3"}}}},
         "did you mean urgent_slack": {"policy": {"joint": {"urgent_slak": 0.2}}},
         "unknown option policy.fcfs.patience": {"policy": {"fcfs": {"patience": 3.0}}},
-        "policy.sla.hopeless": {"policy": {"sla": {"hopeless": "drop"}}},
+        "set scheduler.shed_hopeless instead": {"policy": {"sla": {"shed_hopeless": True}}},
         "policy.mlfq.levels": {"policy": {"mlfq": {"levels": 0}}},
         "ageing does not work on this order": {"scheduler": {"policy": "vtc"}, "aging": {"window": 5.0}},
     }
@@ -345,7 +345,7 @@ def test_every_policy_option_is_covered_here() -> None:
 @pytest.mark.parametrize("option", POLICY_OPTIONS)
 def test_every_policy_option_changes_what_is_made(option: str) -> None:
     name = Config().scheduler.policy
-    base = {"budget": "adaptive"} if option in ADAPTIVE else {}
+    base = {"budget": "adaptive"}
     changed = {"policy": {name: {**base, option: POLICY_OPTIONS[option]}}}
     assert made(changed) != made({"policy": {name: base}})
 

@@ -103,12 +103,11 @@ PROMISES = (NO_SLO, NO_SLO, Slo(ttft=4.0), Slo(ttft=12.0, tpot=1.5), Slo(ttft=8.
 """In the driver's steps: some are kept easily, some cannot be kept under load."""
 
 OWN = {
-    "sla": {"patience": st.sampled_from([5.0, 60.0]), "hopeless": st.sampled_from(["demote", "shed"])},
+    "sla": {"patience": st.sampled_from([5.0, 60.0])},
     "joint": {
         "aging_window": st.sampled_from([1.0, 20.0]),
         "urgent_slack": st.sampled_from([0.0, 3.0]),
         "w_cache": st.sampled_from([0.0, 10.0]),
-        "hopeless": st.sampled_from(["demote", "shed"]),
     },
     "mlfq": {"quantum": st.integers(1, 40), "levels": st.integers(2, 4), "promote": st.sampled_from([5.0, 30.0])},
     "fastserve": {"quantum": st.integers(1, 40), "promote": st.sampled_from([5.0, 30.0])},
@@ -384,7 +383,6 @@ class Driver:
             FinishReason.LENGTH: job.declared,
             FinishReason.LENGTH_KV: room,
             FinishReason.CANCELLED: len(stream),
-            FinishReason.SHED: 0,
         }
         if end.reason is FinishReason.LENGTH and job.declared is None:
             assert self.limits.max_model_len == len(job.prompt) + len(stream)

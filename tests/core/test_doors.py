@@ -233,6 +233,22 @@ def test_a_promise_that_nothing_could_keep_any_more_is_given_up() -> None:
     assert not any(join.request_id == "late" for plan in run.plans for join in plan.joined)
 
 
+def test_a_prefix_that_others_compute_meanwhile_gives_time() -> None:
+    """Cold, 160 prompt tokens take 1.6 s and a TTFT of 10 s is lost after 8.4 s; of which 144 are cached by then."""
+    shared = range(160)
+    ends_at = {}
+    for outputs, ids in ((8, shared), (8, range(1_000, 1_160)), (12, shared)):
+        run = Run.of("fcfs", limits(max_num_seqs=1), shed_hopeless=True)
+        run.scheduler.ctx.step_time = StepTime(prefill_token=0.01, decode=0.1)
+        run.add(Request("first", token_ids=ids, max_tokens=outputs + 1))
+        run.add(Request("next", token_ids=shared, max_tokens=1, slo=Slo(ttft=10.0)))
+        run.until_idle()
+        ends_at[outputs, ids is shared] = (run.ended["next"].reason, run.ended["next"].now)  # type: ignore[union-attr]
+    assert ends_at[8, True] == (FinishReason.LENGTH, 9.0), "it starts after 8.4 s, in time"
+    assert ends_at[8, False] == (FinishReason.SHED, 9.0)
+    assert ends_at[12, True] == (FinishReason.SHED, 10.0), "of 0.16 s nothing is left at the tenth"
+
+
 def test_watching_many_costs_no_more_than_who_waits() -> None:
     expiry = Expiry()
     for n in range(5_000):

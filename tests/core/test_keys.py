@@ -124,10 +124,8 @@ def test_latest_start_is_what_the_promises_leave() -> None:
     order=st.sampled_from(
         [
             Joint(),
-            Joint(hopeless="shed"),
             Joint(urgent_slack=0.0),
             Deadlines(),
-            Deadlines(hopeless="shed"),
             FeedbackQueue(quantum=8),
             Aged(FeedbackQueue(quantum=8)),
         ]
@@ -142,8 +140,7 @@ def test_key_and_until_agree(now: float, arrival: float, priority: int, slo: Slo
         middle = now + (key.until - now) / 2
         if middle < key.until:
             assert order.key(r, at(middle))[:2] == key[:2]
-        if not getattr(order, "shed", lambda r, c: False)(r, at(now)):
-            assert order.key(r, at(key.until))[:2] != key[:2]
+        assert order.key(r, at(key.until))[:2] != key[:2]
 
 
 def test_joint_without_promises_is_priority_with_ageing() -> None:
@@ -187,7 +184,7 @@ def test_no_collapse_under_overload(policy: str, bound: dict[str, float], hopele
     Those who were demoted come back by age, so that their bound is to be longer than the overload; the
     shed do not.
     """
-    params = {"hopeless": hopeless, **(bound if hopeless == "demote" else {})}
+    params = bound if hopeless == "demote" else {"shed_hopeless": True}
     assert attained(policy, 0.9, **params) == attained("edf", 0.9) == 1.0
     assert attained("edf", 1.5) < 0.25
     assert attained(policy, 1.5, **params) > 0.6, "two thirds is the most that can be served at all"
@@ -195,7 +192,7 @@ def test_no_collapse_under_overload(policy: str, bound: dict[str, float], hopele
 
 @pytest.mark.parametrize("policy", ["sla", "joint"])
 def test_the_hopeless_are_shed_where_that_is_wanted(policy: str) -> None:
-    run = Run.of(policy, limits(max_num_seqs=1), hopeless="shed", displace=False)
+    run = Run.of(policy, limits(max_num_seqs=1), shed_hopeless=True, displace=False)
     run.add(request("runs", 16, 40))
     run.step()
     run.add(request("lost", 16, 4, slo=Slo(ttft=5.0)), request("waits", 16, 4))

@@ -127,7 +127,6 @@ def test_every_preset_builds_and_runs(name: str) -> None:
         ("fair", {"weights": {"a": 0.0}}, "weights.a must be above 0"),
         ("fair", {"w_out": 0.0}, "w_out must be above 0"),
         ("mlfq", {"levels": 1}, "levels must be at least 2"),
-        ("joint", {"hopeless": "drop"}, "hopeless must be demote or shed"),
         ("sla", {"patience": 0.0}, "patience must be above 0"),
         ("sglang-lpm", {"age": -1.0}, "age must be at least 0"),
         ("fcfs", {"victim": "oldest"}, "unknown victim 'oldest'; known are"),
@@ -148,6 +147,17 @@ def test_vllm_v1_evicts_its_newest_and_never_displaces() -> None:
     run.until_idle()
     assert {id for _, id, _ in run.preemptions()} == {"b"}
     assert run.first_step_of("h") > run.token_times["a"][-1]
+
+
+@pytest.mark.parametrize(("host", "swaps"), [(64, True), (0, False)])
+def test_vllm_v0_swaps_where_there_is_a_host_pool(host: int, swaps: bool) -> None:
+    room = limits(num_blocks=20, max_num_seqs=2, host_blocks=host, **PRESETS["vllm-v0"].limits)
+    run = Run.of("vllm-v0", room)
+    run.add(request("a", 100, 120), request("b", 100, 120))
+    run.until_idle()
+    modes = {p.mode for plan in run.plans for p in plan.preempted}
+    assert modes == ({"swap"} if swaps else {"recompute"})
+    assert (run.ended["b"].request.recomputed_tokens == 0) is swaps
 
 
 def test_an_id_in_use_is_refused_and_a_free_one_is_not() -> None:

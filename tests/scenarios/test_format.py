@@ -172,6 +172,9 @@ def test_json_has_the_documented_shape(command):
     assert (told["scenario"], told["policy"], told["steps_run"]) == ("T1", "joint", len(told["steps"]))
     assert all(list(fate) == REQUEST_KEYS for fate in told["requests"].values())
     assert all(list(step) == STEP_KEYS for step in told["steps"])
+    timing = ["queued", "ttft", "tpot", "max_gap", "p99_gap", "e2e", "preempted", "missed"]
+    assert told["timing"]
+    assert all(list(seen) == timing for seen in told["timing"].values())
     assert [step["step"] for step in told["steps"]] == list(range(told["steps_run"]))
     emitted = Counter(name for step in told["steps"] for name in step["emitted"])
     assert emitted == {name: fate["outputs"] for name, fate in told["requests"].items()}
@@ -191,7 +194,7 @@ def test_a_file_that_cannot_be_run_stops_no_other(tmp_path, monkeypatch, capsys)
     texts = {
         "good": SMALL,
         "deep": "id: " + "[" * 5000 + "]" * 5000,
-        "pinned": SMALL.replace("cfg: {", "cfg: {lease: 5, "),
+        "delayed": SMALL.replace("cfg: {", "cfg: {free_delay: 5, "),
         "good too": SMALL,
     }
     for name, text in texts.items():
@@ -203,10 +206,10 @@ def test_a_file_that_cannot_be_run_stops_no_other(tmp_path, monkeypatch, capsys)
     out, err = capsys.readouterr()
     assert leave.value.code == 2
     assert [json.loads(line)["scenario"] for line in out.splitlines()] == ["T1", "T1"]
-    deep, pinned = err.splitlines()
+    deep, delayed = err.splitlines()
     assert deep == "tidegate: deep.yaml is nested too deeply"
-    assert pinned.startswith("tidegate: T1: ")
-    assert "pinned blocks" in pinned
+    assert delayed.startswith("tidegate: T1: ")
+    assert "free_delay" in delayed
 
 
 def test_the_table_is_bounded_and_tells_the_ends(command):

@@ -19,7 +19,9 @@ REQUESTS_SHOWN = 24
 
 def scenario(
     files: Annotated[list[Path], typer.Argument(help="Scenario files (docs/scenarios.md describes them).")],
-    policy: Annotated[str | None, typer.Option(help="Run under this policy or preset instead of the file's.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Run under this policy (or package.module:NAME) instead of the file's.")
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="cfg.key=value or REQUEST.key=value; may be repeated."),

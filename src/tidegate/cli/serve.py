@@ -32,7 +32,7 @@ def serve(
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port; 8000 by default, 0 takes a free one.")
     ] = None,
-    policy: Annotated[str | None, typer.Option(help="A policy or preset (`tidegate policies`).")] = None,
+    policy: Annotated[str | None, typer.Option(help="A policy of `tidegate policies`, or package.module:NAME.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Requests that run at once.")] = None,
     max_model_len: Annotated[int | None, typer.Option(min=1, help="Tokens of one request, prompt and output.")] = None,
     kv_memory: Annotated[str | None, typer.Option(help="Memory for the KV cache, such as 2GiB.")] = None,

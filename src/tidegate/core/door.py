@@ -12,6 +12,7 @@ from tidegate.core.policy import Displace, Policy, PolicyContext, Reject
 from tidegate.core.queue import WaitingQueue
 from tidegate.core.request import FinishReason, Request
 from tidegate.core.running import Running, hashes_of
+from tidegate.core.slo import NO_SLO
 from tidegate.core.view import LoadView, Work
 
 
@@ -51,12 +52,13 @@ class Door:
     def last_start(self, r: Request) -> float | None:
         """The latest time at which `r` can start and still keep its promises, alone on the machine (seconds).
 
-        None where the policy gives nobody up, nothing is promised, or it could not be kept on arrival either.
+        As predicted now, with what the prefix cache holds now. None where the policy gives nobody up, nothing is
+        promised, or it could not be kept on arrival either.
         """
-        backlog, slo = self.backlog, r.slo
-        if backlog is None or not self._policy.admit.sheds:
+        slo = r.slo
+        if slo is NO_SLO or not self._policy.admit.sheds:
             return None
-        work, service = backlog.work_of(r), self._ctx.step_time.service
+        work, service = self._weigh(r), self._ctx.step_time.service
         spare = inf if slo.ttft is None else slo.ttft - service(work.prefill, 0)
         if slo.e2e is not None:
             spare = min(spare, slo.e2e - service(work.prefill, work.outputs))

@@ -103,15 +103,6 @@ class Lapsing(Protocol):
         ...
 
 
-@runtime_checkable
-class Shedding(Protocol):
-    """An order that may give a waiting request up."""
-
-    def shed(self, r: RequestView, ctx: PolicyContext) -> bool:
-        """Asked when the key of `r` falls due: whether `r`, never admitted, ends here unserved."""
-        ...
-
-
 class Victim(Protocol):
     """Who gives way, given what is short."""
 

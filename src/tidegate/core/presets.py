@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import partial
 from typing import Any, get_type_hints
@@ -121,9 +121,9 @@ PRESETS: Mapping[str, Preset] = {
         "plain earliest deadline first, the baseline: no ageing, the late are not demoted", EarliestDeadline, _PLAIN
     ),
     "vllm-v0": Preset(
-        "vLLM V0's design: first come first served, prompts before decodes in steps of their own",
+        "vLLM V0's design: first come first served, prompts before decodes in steps of their own, swap",
         Fcfs,
-        replace(_PLAIN, mixed_batches=False, max_prefill_steps=1_000_000),
+        replace(_PLAIN, restore="swap", mixed_batches=False, max_prefill_steps=1_000_000),
         {**_UNBOUNDED, "prefix_caching": False},
     ),
     "vllm-v1": Preset(
@@ -155,10 +155,26 @@ PRESETS: Mapping[str, Preset] = {
 DEFAULT_POLICY = "joint"
 
 
-def parameters(name: str) -> dict[str, Any]:
-    """The parameters of the policy `name` with their types: the composition's, then its order's own."""
-    own = get_type_hints(PRESETS[name].order)
-    return get_type_hints(Composition) | {f: own[f] for f in _order_fields(name)}
+def parameters(preset: Preset) -> dict[str, Any]:
+    """The parameters of a preset with their types: the composition's, then its order's own."""
+    own = get_type_hints(preset.order)
+    return get_type_hints(Composition) | {f: own[f] for f in _order_fields(preset)}
+
+
+def defaults(preset: Preset) -> dict[str, Any]:
+    """The default of each parameter that does something in this preset: its order's own first.
+
+    None is no limit, or what the order or budget has by itself; a parameter that has to be given is "required".
+    """
+    required = _required(preset)
+    own: dict[str, Any] = {}
+    for f in fields(preset.order):  # type: ignore[arg-type]
+        factory = f.default_factory
+        own[f.name] = "required" if f.name in required else f.default if factory is MISSING else factory()
+    shared = {f.name: getattr(preset.defaults, f.name) for f in fields(Composition)}
+    if getattr(preset.order, "unwrapped", None) is not None:
+        del shared["aging_window"], shared["aging_rate"]
+    return own | {option: value for option, value in shared.items() if option not in own}
 
 
 def build_policy(name: str, params: Mapping[str, Any] | None = None) -> Policy:
@@ -169,14 +185,18 @@ def build_policy(name: str, params: Mapping[str, Any] | None = None) -> Policy:
     """
     if name not in PRESETS:
         raise ConfigError(f"unknown policy {name!r}; known are {', '.join(PRESETS)}")
-    preset, given = PRESETS[name], dict(params or {})
-    known = parameters(name)
+    return compose(name, PRESETS[name], params)
+
+
+def compose(name: str, preset: Preset, params: Mapping[str, Any] | None = None) -> Policy:
+    """The policy of `preset` under `name`, as `build_policy` makes those that ship."""
+    given, known = dict(params or {}), parameters(preset)
     for option in given:
         if option not in known:
             close = get_close_matches(option, known, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
             raise ConfigError(f"policy {name} has no parameter {option!r}; {hint}")
-    own = {f: given.pop(f) for f in _order_fields(name) if f in given}
+    own = {f: given.pop(f) for f in _order_fields(preset) if f in given}
     if own.get("aging_window", 0) is None:  # not said: the order's own default
         del own["aging_window"]
     c = replace(preset.defaults, **given)
@@ -185,6 +205,8 @@ def build_policy(name: str, params: Mapping[str, Any] | None = None) -> Policy:
     if c.restore not in RESTORES:
         raise ConfigError(f"unknown restore {c.restore!r}; known are {', '.join(RESTORES)}")
     _check(c)
+    for unsaid in _required(preset) - own.keys():
+        raise ConfigError(f"policy {name} needs its parameter {unsaid!r}, which has no default")
     order = preset.order(**own)
     if c.aging_window is not None:
         order = Aged(order, c.aging_window, c.aging_rate)
@@ -219,9 +241,15 @@ def _door(c: Composition) -> QueueLimit:
     )
 
 
-def _order_fields(name: str) -> list[str]:
+def _order_fields(preset: Preset) -> list[str]:
     """Parameters of the policy's order; one that an order shares with the composition is its own."""
-    return [f.name for f in fields(PRESETS[name].order)]  # type: ignore[arg-type]
+    return [f.name for f in fields(preset.order)]  # type: ignore[arg-type]
+
+
+def _required(preset: Preset) -> set[str]:
+    """Parameters of the policy's order that somebody has to give."""
+    own = fields(preset.order)  # type: ignore[arg-type]
+    return {f.name for f in own if f.default is MISSING and f.default_factory is MISSING}
 
 
 def _check(c: Composition) -> None:

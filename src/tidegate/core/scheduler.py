@@ -23,7 +23,7 @@ from tidegate.core.lifecycle import Lifecycle, Step
 from tidegate.core.limits import Limits
 from tidegate.core.plan import StepPlan, StepResult
 from tidegate.core.planner import Planner
-from tidegate.core.policy import Grouping, Key, Policy, PolicyContext, Reject, Shedding
+from tidegate.core.policy import Grouping, Key, Policy, PolicyContext, Reject
 from tidegate.core.predict import HistoryPredictor
 from tidegate.core.queue import WaitingQueue
 from tidegate.core.rekeys import RunningKeys
@@ -149,7 +149,11 @@ class Scheduler:
         """End those who have waited too long. `plan` does that first; a host whose steps last calls it in between."""
         if self._expiry.heap:
             for r, reason in self._expiry.expired(now):
-                self._end(r, reason, now)
+                last_start = self._door.last_start(r) if reason is FinishReason.SHED else None
+                if last_start is not None and last_start > now:  # more of its prefix is cached than when it came
+                    self._expiry.watch(r, last_start, reason)
+                else:
+                    self._end(r, reason, now)
 
     def apply(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """A step was computed. Results come in the order of their plans; raises ValueError otherwise."""
@@ -266,13 +270,7 @@ class Scheduler:
     def _settle_keys(self, now: float) -> None:
         """Ask again for keys that time, outputs or the prefix cache have changed, at most `REKEYS` of them."""
         left = REKEYS
-        asked = self.waiting.rekey_due(now, left)
-        left -= len(asked)
-        order = self.policy.order
-        if asked and isinstance(order, Shedding):
-            for r in asked:
-                if order.shed(r, self.ctx):
-                    self._end(r, FinishReason.SHED, now)
+        left -= len(self.waiting.rekey_due(now, left))
         self._keys.settle(max(1, left))
         for r in self._affinity.grown(max(1, left)):
             self.waiting.rekey(r)

@@ -20,14 +20,18 @@ from tidegate.core.plan import StepPlan, StepResult
 from tidegate.core.policies.doors import QueueLimit
 from tidegate.core.policy import Policy, PolicyContext
 from tidegate.core.predict import OraclePredictor, Predictor
-from tidegate.core.presets import DEFAULT_POLICY, PRESETS, build_policy, parameters
+from tidegate.core.presets import DEFAULT_POLICY, PRESETS, Preset, compose, parameters
 from tidegate.core.request import Request
 from tidegate.core.scheduler import Scheduler
+from tidegate.custom import find_policy, is_own
 from tidegate.errors import InputError, RequestRefused
 from tidegate.executors.scripted import Script, ScriptedExecutor
 from tidegate.predictors.choice import build_predictor
 from tidegate.simulate.formula_time import FormulaTime
 from tidegate.simulate.scenario import LIMIT_KEYS, Scenario, ScenarioConfig, ScenarioRequest, nearest
+
+TIMING_KEYS = ("queued", "ttft", "tpot", "max_gap", "p99_gap", "e2e", "preempted")
+"""What an outcome tells of `Timing`, in seconds: not each gap."""
 
 STUCK_AFTER = 3
 """Empty steps in a row, with nothing to come, after which a run is over although requests wait."""
@@ -121,16 +125,16 @@ def run(
 ) -> Outcome:
     """Run `scenario` to its end, or for `max_steps` steps.
 
-    `policy` (a name or a composed policy) goes before the scenario's own. `scheduler` and `executor`
-    are the classes to build, so that a test can put a broken one in their place.
+    `policy` (a name, `package.module:NAME` too, or a whole policy) goes before the scenario's own. `scheduler`
+    and `executor` are the classes to build, so that a test can put a broken one in their place.
     Raises InputError for an unknown policy or limits that contradict each other.
     """
-    chosen = _policy(scenario.config, policy)
     config = scenario.config
+    chosen, preset = _policy(config, policy)
     copy_time = CopyTime() if config.copy_block_s is None else CopyTime(config.copy_block_s, config.copy_block_s)
     step_time = FormulaTime.of(config.step_ms, config.budget, config.prefill_token_s)
     context = PolicyContext(predictor=OraclePredictor(), step_time=step_time, copy_time=copy_time)
-    planner = scheduler(chosen, _limits(config, chosen.name), context)
+    planner = scheduler(chosen, _limits(config, preset), context)
     sizes = {"num_blocks": config.num_blocks, "block_size": config.block_size, "max_num_seqs": config.max_seqs}
     double = executor(**sizes, host_blocks=config.host_blocks, disk_blocks=config.disk_blocks)
     game = _Run(scenario, chosen.name, planner, double)
@@ -139,23 +143,41 @@ def run(
     return game.play(max_steps)
 
 
-def _policy(config: ScenarioConfig, policy: str | Policy | None) -> Policy:
-    if policy is None or isinstance(policy, str):
-        name = policy or config.policy or DEFAULT_POLICY
-        if name not in PRESETS:
-            raise InputError(f"unknown policy {name!r}; {nearest(name, tuple(PRESETS))}")
-        _check_params(name, config.params)
-        policy = build_policy(name, {**config.door, **config.params})
-    elif config.door:
-        policy = replace(policy, admit=QueueLimit(**config.door))
+def _policy(config: ScenarioConfig, policy: str | Policy | None) -> tuple[Policy, Preset | None]:
+    """The policy to run, and the preset that it is made from or named after."""
+    found = policy if isinstance(policy, Policy) else _find(config, policy)
+    preset = found if isinstance(found, Preset) else PRESETS.get(found.name)
+    if isinstance(found, Preset):
+        name = str(policy or config.policy or DEFAULT_POLICY)
+        _check_params(name, found, config.params)
+        built = compose(name, found, {**config.door, **config.params})
+    else:
+        built = found
+        if config.door:
+            built = replace(built, admit=QueueLimit(**config.door))
     if not config.mixed_batches:
-        policy = replace(policy, features=replace(policy.features, mixed_batches=False))
-    return policy
+        built = replace(built, features=replace(built.features, mixed_batches=False))
+    return built, preset
 
 
-def _check_params(policy: str, params: Mapping[str, Any]) -> None:
+def _find(config: ScenarioConfig, wanted: str | None) -> Preset | Policy:
+    """What the name `wanted` stands for, or else the one in the scenario."""
+    name = wanted or config.policy or DEFAULT_POLICY
+    if is_own(name):
+        if wanted is None:
+            raise InputError(f"cfg.policy names code, {name!r}, which only the option --policy may")
+        found = find_policy(name)
+        if isinstance(found, Policy) and config.params:
+            raise InputError(f"cfg.params does nothing: policy {name} is whole and has no parameters")
+        return found
+    if name not in PRESETS:
+        raise InputError(f"unknown policy {name!r}; {nearest(name, tuple(PRESETS))}")
+    return PRESETS[name]
+
+
+def _check_params(policy: str, preset: Preset, params: Mapping[str, Any]) -> None:
     """Every parameter is one that policies have, and of its type."""
-    hints = parameters(policy)
+    hints = parameters(preset)
     for name, value in params.items():
         if name not in hints:
             raise InputError(f"policy {policy} has no parameter {name!r}; {nearest(name, tuple(hints))}")
@@ -166,10 +188,10 @@ def _check_params(policy: str, params: Mapping[str, Any]) -> None:
             raise InputError(f"cfg.params.{name} is {wanted}, not {value!r}") from None
 
 
-def _limits(config: ScenarioConfig, policy: str) -> Limits:
+def _limits(config: ScenarioConfig, preset: Preset | None) -> Limits:
     """The scenario's limits; what only a preset of a known design says is taken from that."""
-    preset = PRESETS[policy].limits if policy in PRESETS else {}
-    further = {key: value for key, value in preset.items() if key in LIMIT_KEYS} | dict(config.limits)
+    known = preset.limits if preset is not None else {}
+    further = {key: value for key, value in known.items() if key in LIMIT_KEYS} | dict(config.limits)
     return Limits(
         max_num_seqs=config.max_seqs,
         max_num_batched_tokens=config.budget,
@@ -408,7 +430,10 @@ class _Run:
     def _note_end(self, event: Finished, row: Step) -> None:
         fate = self.outcome.requests[event.request.id]
         fate.finish_step, fate.finish_reason = row.step, event.reason.value
-        self.outcome.timing[event.request.id] = {**event.timing._asdict(), "missed": list(event.missed)}
+        self.outcome.timing[event.request.id] = {
+            **{name: getattr(event.timing, name) for name in TIMING_KEYS},
+            "missed": list(event.missed),
+        }
 
     def _end_of_wait(self, name: str, waited: float) -> None:
         wait = self._wait_of(name)

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf, nextafter
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from tidegate.core.policy import Key, PolicyContext
 from tidegate.core.slo import NO_SLO
 from tidegate.core.view import RequestView
 from tidegate.errors import ConfigError
-
-Hopeless = Literal["demote", "shed"]
 
 _SECONDS = "ages by deadlines of its own"
 
@@ -70,8 +68,8 @@ class EarliestDeadline:
 class Deadlines:
     """`(0, min(latest start, arrival + patience))` in seconds: less slack first, for waiting and running alike.
 
-    A request without a promise, and one that can no longer keep its own (`hopeless = "demote"`; "shed" ends
-    it unserved), stands at `arrival + patience`: it fills what the others leave, and nobody who arrives more
+    A request without a promise, and one that can no longer keep its own (the door may end it: `shed_hopeless`
+    of `QueueLimit`), stands at `arrival + patience`: it fills what the others leave, and nobody who arrives more
     than `patience` seconds later passes it. Those who can keep a promise are of tier 0, the others of tier 1 and
     so the ones who give way. A running request is asked again at 1, 16, 32, 64, ... outputs: nearer to its
     limit, more protected. Bad at: promises tighter than the step-time model knows.
@@ -80,10 +78,9 @@ class Deadlines:
     unwrapped: ClassVar[str] = _SECONDS
 
     patience: float = 300.0
-    hopeless: Hopeless = "demote"
 
     def __post_init__(self) -> None:
-        _check(self.hopeless, patience=self.patience)
+        _check(patience=self.patience)
 
     def tier(self, r: RequestView, ctx: PolicyContext) -> int:
         return 0 if ctx.now <= latest_start(r, ctx) < inf else 1
@@ -95,15 +92,12 @@ class Deadlines:
             return Key(0, patience)
         if ctx.now <= latest:
             return Key(0, min(latest, patience), nextafter(latest, inf) if r.waiting_since is not None else inf)
-        return Key(0, patience, _soon(ctx) if self.shed(r, ctx) else inf)
+        return Key(0, patience)
 
     def lapse(self, r: RequestView, ctx: PolicyContext) -> float:
         if r.slo is NO_SLO:
             return inf
         return 1.0 if not r.emitted else max(16.0, r.emitted)
-
-    def shed(self, r: RequestView, ctx: PolicyContext) -> bool:
-        return self.hopeless == "shed" and _lost(r, ctx)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +108,7 @@ class Joint:
 
     urgent, 0 <= slack < urgent_slack:  (-1, latest start - urgent_slack * cached share)
     otherwise:  (0, w_wait * (arrival + priority * aging_window) - w_cache * cached share)
-    hopeless, slack < 0:  (0, the same as if its class were one worse), or shed
+    hopeless, slack < 0:  (0, the same as if its class were one worse)
     overdue, max(1, priority + 2) * aging_window after its arrival:  (-1, that time)
 
     So among the urgent, whose latest starts lie within `urgent_slack` of each other, the longest cached prefix
@@ -130,10 +124,9 @@ class Joint:
     urgent_slack: float = 0.15
     w_wait: float = 1.0
     w_cache: float = 0.5
-    hopeless: Hopeless = "demote"
 
     def __post_init__(self) -> None:
-        _check(self.hopeless, aging_window=self.aging_window, w_wait=self.w_wait)
+        _check(aging_window=self.aging_window, w_wait=self.w_wait)
         for name in ("urgent_slack", "w_cache"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} must be at least 0, not {getattr(self, name)}")
@@ -155,25 +148,11 @@ class Joint:
             return Key(-1, latest - self.urgent_slack * share, min(nextafter(latest, inf), overdue))
         score = self.w_wait * (r.arrival + priority * window) - self.w_cache * share
         if now > latest:
-            return Key(0, score, _soon(ctx) if self.shed(r, ctx) else overdue)
+            return Key(0, score, overdue)
         return Key(0, score, min(latest - self.urgent_slack, overdue))
 
-    def shed(self, r: RequestView, ctx: PolicyContext) -> bool:
-        return self.hopeless == "shed" and _lost(r, ctx, ctx.cached(r))
 
-
-def _lost(r: RequestView, ctx: PolicyContext, cached: int = 0) -> bool:
-    """Whether nothing has been delivered of `r` and its promise cannot be kept any more."""
-    return r.first_token_at is None and not r.preemptions and ctx.now > latest_start(r, ctx, cached)
-
-
-def _soon(ctx: PolicyContext) -> float:
-    return nextafter(ctx.now, inf)
-
-
-def _check(hopeless: str, **positive: float) -> None:
-    if hopeless not in ("demote", "shed"):
-        raise ConfigError(f"hopeless must be demote or shed, not {hopeless!r}")
+def _check(**positive: float) -> None:
     for name, value in positive.items():
         if not value > 0:
             raise ConfigError(f"{name} must be above 0, not {value}")

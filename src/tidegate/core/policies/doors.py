@@ -45,13 +45,7 @@ class QueueLimit:
 
     @property
     def weighs(self) -> bool:
-        return (
-            self.max_waiting_tokens is not None
-            or bool(self.classes)
-            or self.displace
-            or self.refuse_hopeless
-            or self.shed_hopeless
-        )
+        return self.max_waiting_tokens is not None or bool(self.classes) or self.displace or self.refuse_hopeless
 
     @property
     def sheds(self) -> bool:
