@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hypothesis import Phase, settings
+from hypothesis import Phase, note, settings
 from hypothesis import strategies as st
 
 from tests.scenarios.conftest import Reading
@@ -54,6 +54,7 @@ def play(
 ) -> Reading:
     """Run a scenario that says this; keys whose value is None are left out. Every run that ends, ends whole."""
     text = json.dumps({"id": "drawn", "cfg": _said(cfg), "reqs": [_said(r) for r in reqs]})
+    note(f"depth {depth}: {text}")
     if depth > 1:
         doubles = {"scheduler": Behind, **doubles}
     outcome = run(parse(text), policy, max_steps=steps, **doubles)
