@@ -30,7 +30,7 @@ def test_s01_urgent_ones_take_seats(size, seats, urgent, prompts, outputs, at, c
     cfg = {
         "kv": seats * peak(p_low, o_low, size) + urgent * peak(p_urgent, o_urgent, size),
         "block": size,
-        "budget": seats * (p_low + 1) + urgent * p_urgent,  # everybody's prompt is one step
+        "budget": seats * (p_low + o_low) + urgent * p_urgent,  # everybody's prompt, or return, is one step
         "max_seqs": seats,
         "policy": policy,
     }
