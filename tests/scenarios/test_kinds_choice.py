@@ -19,7 +19,7 @@ def shortage(requests, size, last):
     def wanted(step):
         return sum(blocks(prompt + step - arrival, size) for arrival, prompt, _ in requests)
 
-    step = max(s for s in range(4, last) if wanted(s) > wanted(s - 1))
+    step = max(s for s in range(last - size, last) if wanted(s) > wanted(s - 1))
     return step, wanted(step)
 
 
@@ -36,14 +36,12 @@ def shortage(requests, size, last):
 )
 def test_s32_the_least_work_is_thrown_away(size, long, short, offsets, outputs, order, policy, caching):
     """Two long ones that fit together, and a short one of a tenth of their size that outgrows what they leave."""
-    end = size + 10 + outputs % size  # everybody grows by two blocks or so before the long ones end
+    end = size + 12 + outputs % size  # everybody grows by two blocks or so before the long ones end
     sizes = [blocks_ * size + offset % size for blocks_, offset in zip((*long, short), offsets, strict=True)]
     lives = [(at, sizes[n], end + (60 if n == 2 else 0)) for at, n in enumerate(order)]
     step, wanted = shortage(lives, size, end - 8)
     cfg = {"kv": wanted - 1, "block": size, "budget": 16384, "max_seqs": 8, "policy": policy, "prefix_caching": caching}
-    reqs = [
-        {"id": "ABC"[n], "t": at, "p": prompt, "o": o} for n, (at, prompt, o) in zip(order, lives, strict=True)
-    ]
+    reqs = [{"id": "ABC"[n], "t": at, "p": prompt, "o": o} for n, (at, prompt, o) in zip(order, lives, strict=True)]
     run = play(cfg, reqs)
     assert run.preemptions()[0] == (step, "C")
     assert run["A"].preemptions == run["B"].preemptions == 0

@@ -28,7 +28,9 @@ def test_s18_a_prompt_waits_for_all_its_room(size, prompts, lengths, extra, more
     growth = sum(full - p for full, p in zip(peaks, prompts, strict=True))
     wanted = min(extra + growth + 1 + more, min(prompts) + extra)
     cfg = {"kv": sum(peaks) + extra, "block": size, "budget": 8192, "max_seqs": 16}
-    reqs = [{"id": f"R{n}", "t": 0, "p": p * size, "o": o} for n, (p, o) in enumerate(zip(prompts, lengths, strict=True))]
+    reqs = [
+        {"id": f"R{n}", "t": 0, "p": p * size, "o": o} for n, (p, o) in enumerate(zip(prompts, lengths, strict=True))
+    ]
     run = play(cfg, [*reqs, {"id": "N", "t": at, "p": wanted * size, "o": 1}], depth=depth)
     alone = play(cfg, reqs, depth=depth)
     if depth == 1:  # at 2 a known end frees its blocks before its last token is told

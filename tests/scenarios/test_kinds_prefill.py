@@ -53,8 +53,11 @@ def test_s15_a_batch_is_not_filled_by_one(size, budget, seats, short, outputs, s
     halves = blocks(others * short, (budget - others) // 2)
     long = budget * (steps + 2 * halves)
     cfg = {"kv": 10000, "block": size, "budget": budget, "max_seqs": seats}
-    run = play(cfg, [{"id": "A", "t": 0, "p": long, "o": 4}, {"id": "B", "x": others, "t": 0, "p": short, "o": outputs}],
-               depth=depth)
+    run = play(
+        cfg,
+        [{"id": "A", "t": 0, "p": long, "o": 4}, {"id": "B", "x": others, "t": 0, "p": short, "o": outputs}],
+        depth=depth,
+    )
     assert all(fate.first_token_step <= halves + depth - 1 for fate in run.family("B").values())
     assert run["A"].first_token_step <= blocks(long + others * (short + outputs), budget) + depth - 2
 
