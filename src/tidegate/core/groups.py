@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections.abc import Callable
-from itertools import chain
+from itertools import chain, zip_longest
 
 from tidegate.core.policy import Grouping, Key, PolicyContext
 from tidegate.core.queue import WaitingQueue
@@ -84,22 +84,27 @@ class GroupedQueue(WaitingQueue):
         return head
 
     def front(self) -> list[Request]:
-        """Those who would come first one after the other, if nothing were charged for them."""
+        """Those who return, then the groups in turn: whoever starts is charged for, and the next group's first follows.
+
+        So a group with many requests does not hide the others' from back-fill behind its blocked first one.
+        """
         returning = sorted(chain.from_iterable(self._returning.values()))[: self.window]
         found = [entry[-1] for entry in returning]
         first = self._first_group()
         kept: list[tuple[float, int, str]] = []
-        while first is not None and len(found) < self.window:
+        fronts: list[list[Request]] = []
+        while first is not None and len(found) + len(fronts) < self.window:
             kept.append(heapq.heappop(self._heads))
             members = self._groups[first].front()[: self.window - len(found)]
             for r in members:
                 self._stand(r, first)
-            found += members
+            fronts.append(members)
             self._drop_copies(first)
             first = self._first_group()
         for head in kept:
             heapq.heappush(self._heads, head)
-        return found
+        found += [r for turn in zip_longest(*fronts) for r in turn if r is not None]
+        return found[: self.window]
 
     def ahead_of(self, r: Request) -> int:
         if r.preemptions:
