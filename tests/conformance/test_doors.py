@@ -158,7 +158,6 @@ class DoorDriver(Driver):
 @settings(
     max_examples=60,
     deadline=None,
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 def test_policy_keeps_every_promise_behind_every_door(name, depth, data):

@@ -224,7 +224,7 @@ def test_a_failed_copy_is_reported_and_must_not_be_relied_on(out):
     results = _run(executor, PROMPT, OUT) if out else _run(executor, PROMPT, OUT, _back())
     assert list(results[-1].failed_copies) == ["r0"]
     relying = _back() if out else GOES_ON
-    with pytest.raises(PlanError, match="which holds nothing" if out else "computes on KV that never came"):
+    with pytest.raises(PlanError, match="which holds nothing" if out else "but 0 tokens are computed"):
         executor.submit(StepPlan(len(results), 0.0, **relying)).result()
 
 
@@ -234,9 +234,15 @@ def test_a_request_whose_copy_failed_may_start_over():
     assert list(_run(executor, PROMPT, OUT, _back(), again)[3].tokens) == [8]
 
 
+def test_a_request_whose_copy_failed_may_be_computed_again_where_it_is():
+    again = {"chunks": [Chunk(1, 0, 6, True)]}
+    executor = _executor(host_blocks=4, fail_copies=lambda copy, out: not out)
+    assert list(_run(executor, PROMPT, OUT, _back(), again)[3].tokens) == [8]
+
+
 def test_kv_that_never_came_neither_goes_out_again_nor_serves_others():
     out_again = {"left": [1], "swapped_out": [Copy("r0", [4, 5], [0, 1])]}
-    with pytest.raises(PlanError, match="the copy that was to bring its KV failed"):
+    with pytest.raises(PlanError, match="nothing is computed in block 4"):
         _run(_executor(host_blocks=4, fail_copies=lambda copy, out: not out), PROMPT, OUT, _back(), out_again)
     back = _back(blocks=(0, 1), device=(0, 1))  # where the same once lay: the copy may have got half-way
     follower = {"joined": [_join(0, blocks=(0, 6), cached=4)], "chunks": [Chunk(0, 4, 1, True)]}

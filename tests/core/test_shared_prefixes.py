@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.core.harness import Run, limits, request
 from tidegate.core.request import Request
 
@@ -104,15 +106,16 @@ def test_an_urgent_head_is_not_held_up_by_its_victims_own_growth() -> None:
     assert run.step().admitted == ["head"]
 
 
-def test_the_first_in_order_never_gives_way_to_an_equal() -> None:
-    """It lost the least by far; whoever comes after it goes instead."""
+@pytest.mark.parametrize(("prompt", "victim"), [(16, "first"), (120, "second")])
+def test_the_first_in_order_gives_way_to_an_equal_only_for_a_bargain(prompt: int, victim: str) -> None:
+    """It would lose the least; whoever comes after it goes instead, unless that loses more than twice as much."""
     run = Run.of("fcfs", limits(num_blocks=24, max_num_seqs=2, stall_steps=0), victim="least-work")
-    run.add(request("first", 16, 200))
+    run.add(request("first", prompt, 200))
     run.step()
-    run.add(request("second", 250, 100))
+    run.add(request("second", 200, 100))
     while not run.preemptions():
         run.step()
-    assert [id for _, id, _ in run.preemptions()] == ["second"]
+    assert [id for _, id, _ in run.preemptions()] == [victim]
 
 
 def test_back_fill_tries_again_when_a_passing_reason_has_passed() -> None:

@@ -55,7 +55,8 @@ class Copy(NamedTuple):
     """KV blocks of one request that move between device and host: `device[i]` and `host[i]` belong together.
 
     Host ids below the executor's `host_blocks` lie in memory, those from there on in the second tier. What
-    is swapped in may be computed on from the next plan that is made after this one's result.
+    is swapped in may be computed on from the next plan that is made after this one's result; where that copy failed,
+    the request is computed again, in the blocks it has, from the first block that the copy was to bring.
     """
 
     request_id: str

@@ -102,6 +102,7 @@ class Scheduler:
         self.expire(now)
         refusal = self._refusal(r, now)
         if refusal is not None:
+            self._affinity.forget(r)  # the door may have asked for its place
             self._lifecycle.reject(r, refusal, now)
             raise RequestRefused(refusal.reason.value, refusal.message, refusal.retry_after)
         if r.not_before > now:
@@ -126,6 +127,7 @@ class Scheduler:
 
     def _end(self, r: Request, reason: FinishReason, now: float) -> None:
         """`r` ends here, whatever it was doing, parked or not."""
+        self._affinity.forget(r)
         if r.status is Status.PARKED:
             self._num_parked -= 1
             if len(self._parked) > 2 * self._num_parked + 64:
@@ -273,7 +275,8 @@ class Scheduler:
         left -= len(self.waiting.rekey_due(now, left))
         self._keys.settle(max(1, left))
         for r in self._affinity.grown(max(1, left)):
-            self.waiting.rekey(r)
+            if r in self.waiting:  # and not parked
+                self.waiting.rekey(r)
         self._look_at_head()
 
     def _look_at_head(self) -> None:

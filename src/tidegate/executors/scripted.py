@@ -47,7 +47,6 @@ class _Slot:
     """What an executor knows of one slot. Sizes are tokens.
 
     restored_in: the step that swapped it in, if one did
-    lost:        that failed: the KV it joined with is not there
     """
 
     request_id: str
@@ -60,7 +59,6 @@ class _Slot:
     content: list[int] = field(default_factory=list)
     chains: list[int] = field(default_factory=list)
     restored_in: int | None = None
-    lost: bool = False
 
 
 class ScriptedExecutor:
@@ -190,8 +188,9 @@ class ScriptedExecutor:
             if state is None:
                 raise _bad_copy(plan, copy, "is swapped out, but did not leave a slot in this step")
             self._check_copy(plan, copy, state)
-            if state.lost:
-                raise _bad_copy(plan, copy, "is swapped out, but the copy that was to bring its KV failed")
+            empty = [b for b in copy.device if state.blocks.index(b) * self.block_size >= state.position]
+            if empty:
+                raise _bad_copy(plan, copy, f"is swapped out, but nothing is computed in block {empty[0]}")
             if not written.isdisjoint(copy.host):
                 raise _bad_copy(plan, copy, "is swapped out to a host block that another copy writes")
             written.update(copy.host)
@@ -222,10 +221,9 @@ class ScriptedExecutor:
             state.content = list(state.known[: state.position])
             unknown_yet = plan.step - self.depth
             if self._fails(copy, False) or any(self._host.lost_after(host, unknown_yet) for host in copy.host):
-                state.lost = True
                 failed.append(copy.request_id)
-                for block in copy.device:
-                    self._written[block] = 0
+                state.position = min(state.position, state.blocks.index(copy.device[0]) * self.block_size)
+                self._take_cached(plan, slot, state)  # whose prefix is cached goes on from there
             else:
                 for device, host in zip(copy.device, copy.host, strict=True):
                     self._restore(plan, copy, slot, device, host)
@@ -390,8 +388,6 @@ class ScriptedExecutor:
         state = self._live(plan, slot)
         if state.restored_in == plan.step:
             raise self._breach(plan, slot, "computes in the step that swaps it in")
-        if state.lost:
-            raise self._breach(plan, slot, "computes on KV that never came: its copy failed")
         return state
 
     def _breach(self, plan: StepPlan, slot: int, what: str) -> PlanError:
