@@ -67,7 +67,7 @@ def test_s34_the_cheaper_way_for_the_cheaper_victim(
 ):
     """The long one costs more than twice the short one either way, and so does the old one, who is first.
 
-    Copying the short one takes `percent` of what computing it again takes; the host has `room` blocks more than it holds.
+    Copying the short one takes `percent` of computing it again; the host has `room` blocks more than it holds.
     """
     last = 8 + size + wait % size
     held = short * size
