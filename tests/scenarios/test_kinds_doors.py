@@ -170,6 +170,7 @@ def test_s53_shares_are_in_tokens(size, prompts, outputs, weights, seats, spare,
     need = max(peak(p, o, size) for p, o in zip(prompts, outputs, strict=True))
     cfg = {"kv": need + spare, "block": size, "budget": 64, "max_seqs": seats, "policy": policy}
     cfg["headroom"] = "declared"  # who gave way returns before other tenants, and is charged no second time
+    cfg["params"] = {"backfill": False}  # blocks that the first cannot use are nobody's share
     reqs = [
         {"id": t, "x": 80, "t": 0, "p": p, "o": o, "tenant": t} for t, p, o in zip("AB", prompts, outputs, strict=True)
     ]
