@@ -57,22 +57,27 @@ def test_s32_the_least_work_is_thrown_away(size, long, short, offsets, outputs, 
     old=st.integers(2, 20),
     wait=st.integers(0, 31),
     compute=st.integers(10, 200),
-    copy=st.integers(10, 3000),
-    host=st.integers(0, 40),
+    percent=st.sampled_from([10, 60, 95, 105, 180, 900]),
+    room=st.integers(-2, 3),
     policy=VICTIMS,
     caching=st.booleans(),
 )
 def test_s34_the_cheaper_way_for_the_cheaper_victim(
-    size, short, factor, old, wait, compute, copy, host, policy, caching
+    size, short, factor, old, wait, compute, percent, room, policy, caching
 ):
-    """The long one costs more than twice the short one either way, and so does the old one, who is first."""
+    """The long one costs more than twice the short one either way, and so does the old one, who is first.
+
+    Copying the short one takes `percent` of computing it again; the host has `room` blocks more than it holds.
+    """
     last = 8 + size + wait % size
     held = short * size
     prompts = {"OLD": (short + old + factor) * size + 3 * last, "SHORT": held, "LONG": factor * held + 3 * last}
     lives = [(0, prompt, last + 40) for prompt in prompts.values()]
     step, wanted = shortage(lives, size, last + 20)
-    cost = {"prefill_tok_us": compute, "copy_block_us": copy}
-    pool = {"host_blocks": host} if host else {"disk_blocks": 1}
+    tokens = held + step - 1  # the token of this step is not computed yet
+    out = blocks(tokens, size)
+    copy, host = max(1, tokens * compute * percent // (200 * out)), max(1, out + room)
+    cost, pool = {"prefill_tok_us": compute, "copy_block_us": copy}, {"host_blocks": host}
     cfg = {"kv": wanted - 1, "block": size, "budget": 16384, "max_seqs": 4, "policy": policy, "cost": cost, **pool}
     cfg["prefix_caching"] = caching
     reqs = [{"id": name, "t": 0, "p": prompt, "o": last + 40} for name, prompt in prompts.items()]
@@ -80,8 +85,6 @@ def test_s34_the_cheaper_way_for_the_cheaper_victim(
     reqs += [late] if peak(late["p"], 1, size) < wanted else []
     run = play(cfg, reqs)
     (victim,) = next(row.preempted for row in run.rows if row.preempted)
-    tokens = held + step - 1  # the token of this step is not computed yet
-    out = blocks(tokens, size)
     swaps = out <= host and 2 * out * copy < tokens * compute
     assert (run.preemptions()[0], victim["mode"]) == ((step, "SHORT"), "swap" if swaps else "recompute")
     if run["SHORT"].preemptions == 1:

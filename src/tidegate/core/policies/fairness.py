@@ -59,7 +59,8 @@ class FairShare:
     tenant; work conserving. `weights` by tenant are shares, 1 where none is given.
 
     While both of two tenants of equal weight have requests waiting, their services differ by at most
-    `2 * max(w_in * longest prompt, w_out * tokens a full batch can hold)` weighted tokens.
+    `2 * max(w_in * longest prompt, w_out * tokens a full batch can hold)` weighted tokens; back-fill comes on top,
+    which gives a tenant what the first in order cannot use and does not wait longer for.
     Source: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024.
     """
 
