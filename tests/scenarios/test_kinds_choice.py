@@ -2,7 +2,7 @@
 
 from math import ceil
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.scenarios.drawn import block_sizes, blocks, depths, few, peak, play
@@ -62,6 +62,9 @@ def test_s32_the_least_work_is_thrown_away(size, long, short, offsets, outputs, 
     policy=VICTIMS,
     caching=st.booleans(),
 )
+@example(size=16, short=3, factor=4, old=2, wait=5, compute=50, percent=95, room=0, policy="joint", caching=False)
+@example(size=16, short=3, factor=4, old=2, wait=5, compute=50, percent=105, room=0, policy="joint", caching=False)
+@example(size=16, short=3, factor=4, old=2, wait=5, compute=50, percent=95, room=-1, policy="joint", caching=False)
 def test_s34_the_cheaper_way_for_the_cheaper_victim(
     size, short, factor, old, wait, compute, percent, room, policy, caching
 ):
