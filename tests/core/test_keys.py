@@ -41,7 +41,7 @@ def test_level_by_service(prompt: int, emitted: int, level: int, left: float) ->
     """Skip-join by the prompt, then a level down for each quantum of 512, 1024, 2048 tokens that is used up."""
     r = request("a", prompt, 10_000)
     r.count(emitted=emitted)
-    assert FeedbackQueue().level(r) == (level, left)
+    assert FeedbackQueue().level(r)[:2] == (level, left)
 
 
 def test_promotion_ends_with_one_top_quantum() -> None:

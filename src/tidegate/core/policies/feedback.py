@@ -9,6 +9,9 @@ from tidegate.core.policy import Key, PolicyContext
 from tidegate.core.view import RequestView
 from tidegate.errors import ConfigError
 
+IN_FLIGHT = 2
+"""Tokens of a request that may come after it was queued: one for each step in flight."""
+
 
 @dataclass(frozen=True, slots=True)
 class FeedbackQueue:
@@ -41,18 +44,21 @@ class FeedbackQueue:
         return self.level(r)[0]
 
     def key(self, r: RequestView, ctx: PolicyContext) -> Key:
-        since, (level, _) = r.waiting_since, self.level(r)
+        since, (level, *_) = r.waiting_since, self.level(r)
         if since is None or not level:
             return Key(level, 0.0)
         promoted = since + self.promote
         return Key(0, 0.0) if ctx.now >= promoted else Key(level, 0.0, promoted)
 
     def lapse(self, r: RequestView, ctx: PolicyContext) -> float:
-        level, left = self.level(r)
-        return float(self.quantum) if r.tier < level else left
+        level, left, used = self.level(r)
+        if r.tier >= level:
+            return left
+        # It was promoted; or it fell by a token that was in flight when it was queued, and is asked again at once.
+        return 0.0 if r.tier == level - 1 and used <= IN_FLIGHT else float(self.quantum)
 
-    def level(self, r: RequestView) -> tuple[int, float]:
-        """(level by the service `r` has had, outputs until it falls from there)."""
+    def level(self, r: RequestView) -> tuple[int, float, int]:
+        """(level by the service `r` has had, outputs until it falls from there, tokens it has used of it)."""
         level, quantum, last = 0, self.quantum, self.levels - 1
         while level < last and r.prompt_tokens > quantum:
             level, quantum = level + 1, quantum * self.ratio
@@ -60,4 +66,4 @@ class FeedbackQueue:
         while level < last and used > quantum:
             used -= quantum
             level, quantum = level + 1, quantum * self.ratio
-        return level, (quantum - used + 1 if level < last else inf)
+        return level, (quantum - used + 1 if level < last else inf), used
