@@ -72,22 +72,24 @@ def run(policy: str, predictor: Predictor, count: int) -> dict[str, Any]:
     }
 
 
+def _predictor(error: float | None) -> Predictor:
+    return HistoryPredictor() if error is None else NoisyPredictor(OraclePredictor(), error)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--requests", type=int, default=600)
     args = parser.parse_args()
-    rows = []
-    for policy in POLICIES:
-        for error in ERRORS:
-            rows.append(
-                {
-                    "policy": policy,
-                    "error": str(error),
-                    **run(policy, NoisyPredictor(OraclePredictor(), error), args.requests),
-                }
-            )
-        rows.append({"policy": policy, "error": "history", **run(policy, HistoryPredictor(), args.requests)})
+    cases = [(policy, error) for policy in POLICIES for error in (*ERRORS, None)]
+    rows = [
+        {
+            "policy": policy,
+            "error": "history" if error is None else error,
+            **run(policy, _predictor(error), args.requests),
+        }
+        for policy, error in cases
+    ]
     if args.json:
         print(json.dumps({"rows": rows}))
         return
