@@ -22,9 +22,12 @@ from tests.executors.reference import assert_greedy, tiny_pair
 from tidegate.core.events import Computed, Emitted, Finished, Preempted
 from tidegate.core.limits import Limits
 from tidegate.core.plan import StepPlan, StepResult
-from tidegate.core.presets import build_policy
+from tidegate.core.policy import PolicyContext
+from tidegate.core.predict import HistoryPredictor, StepTime
+from tidegate.core.presets import PRESETS, build_policy
 from tidegate.core.request import FinishReason, Request
 from tidegate.core.scheduler import Scheduler
+from tidegate.core.slo import NO_SLO, Slo
 from tidegate.errors import RequestRefused
 from tidegate.executors.torch.executor import TorchExecutor
 from tidegate.executors.torch.model import LoadedModel
@@ -41,6 +44,7 @@ class Ask:
     max_tokens: int
     priority: int = 0
     leaves: int | None = None
+    slo: Slo = NO_SLO
 
 
 @dataclass
@@ -50,11 +54,15 @@ class Outcome:
     requests: list[Request]
     events: Counter[str]
     cached: int
+    swapped: int
 
 
-def run(asks: list[Ask], executor: TorchExecutor, limits: Limits, policy: str, depth: int) -> Outcome:
+def run(
+    asks: list[Ask], executor: TorchExecutor, limits: Limits, policy: str, depth: int, restore: str = "recompute"
+) -> Outcome:
     """Serve `asks` in engine steps; a step is a second."""
-    scheduler = Scheduler(build_policy(policy), limits)
+    context = PolicyContext(HistoryPredictor(), StepTime(0.02, 0.5))
+    scheduler = Scheduler(build_policy(policy, {"restore": restore}), limits, context)
     pipeline: deque[tuple[StepPlan, Future[StepResult]]] = deque()
     waiting = sorted(enumerate(asks), key=lambda pair: pair[1].step)
     requests: list[Request] = []
@@ -69,6 +77,7 @@ def run(asks: list[Ask], executor: TorchExecutor, limits: Limits, policy: str, d
                 token_ids=ask.prompt,
                 max_tokens=ask.max_tokens,
                 priority=ask.priority,
+                slo=ask.slo,
                 handle=Handle(),
                 arrival=now,
             )
@@ -90,9 +99,10 @@ def run(asks: list[Ask], executor: TorchExecutor, limits: Limits, policy: str, d
         step += 1
         assert step < MAX_STEPS, "the run does not end"
     scheduler.kv.check()
+    assert scheduler.swap.pool.used == 0
     check_stream(requests, events)
     counts = Counter(type(e).__name__ for e in events)
-    return Outcome(requests, counts, sum(r.cached_tokens for r in requests))
+    return Outcome(requests, counts, sum(r.cached_tokens for r in requests), sum(r.swapped_blocks for r in requests))
 
 
 def check_stream(requests: list[Request], events: list[object]) -> None:
@@ -141,6 +151,7 @@ asks = st.builds(
     max_tokens=st.integers(1, 24),
     priority=st.integers(0, 2),
     leaves=st.none() | st.integers(0, 60),
+    slo=st.sampled_from([NO_SLO, NO_SLO, Slo(ttft=5.0, tpot=1.0), Slo(e2e=40.0)]),
 )
 
 
@@ -155,7 +166,9 @@ def tiny() -> tuple[PreTrainedModel, LoadedModel]:
     pool_tokens=st.integers(48, 160),
     seats=st.integers(1, 6),
     step_tokens=st.integers(6, 80),
-    policy=st.sampled_from(["fcfs", "priority", "vllm-v1", "sarathi"]),
+    policy=st.sampled_from(list(PRESETS)),
+    restore=st.sampled_from(["recompute", "swap", "auto"]),
+    host=st.sampled_from([(0, 0), (6, 0), (4, 40)]),
     caching=st.booleans(),
     depth=st.sampled_from([1, 2]),
 )
@@ -168,10 +181,13 @@ def test_tokens_equal_plain_transformers(
     seats: int,
     step_tokens: int,
     policy: str,
+    restore: str,
+    host: tuple[int, int],
     caching: bool,
     depth: int,
 ) -> None:
     plain, ours = tiny
+    memory, disk = host
     limits = Limits(
         num_blocks=-(-pool_tokens // block_size),
         block_size=block_size,
@@ -181,16 +197,26 @@ def test_tokens_equal_plain_transformers(
         headroom="none",
         prefix_caching=caching,
         resume_span=4,
+        host_blocks=memory,
+        disk_blocks=disk,
     )
     executor = TorchExecutor(
-        ours, block_size=block_size, num_blocks=limits.num_blocks, max_num_seqs=seats, max_model_len=128, threads=1
+        ours,
+        block_size=block_size,
+        num_blocks=limits.num_blocks,
+        max_num_seqs=seats,
+        max_model_len=128,
+        threads=1,
+        host_blocks=memory,
+        disk_blocks=disk,
     )
     try:
-        outcome = run(asks, executor, limits, policy, depth)
+        outcome = run(asks, executor, limits, policy, depth, restore)
     finally:
         executor.close()
     event(f"preempted: {bool(outcome.events[Preempted.__name__])}")
     event(f"prefix hits: {bool(outcome.cached)}")
+    event(f"swapped: {bool(outcome.swapped)}")
     check_tokens(plain, outcome.requests)
 
 
@@ -218,6 +244,26 @@ def test_a_tight_pool_preempts_and_restores_without_a_trace(
     assert outcome.events[Preempted.__name__] >= 2
     assert outcome.events[Computed.__name__] > len(load)
     assert outcome.cached > 0
+    check_tokens(plain, outcome.requests)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("host", [(64, 0), (2, 64)])
+def test_swapped_requests_go_on_where_they_were(
+    tiny: tuple[PreTrainedModel, LoadedModel], depth: int, host: tuple[int, int]
+) -> None:
+    """The load of the tight pool again: everybody who gives way is copied out, to memory or to a file, and back."""
+    plain, ours = tiny
+    load = [Ask(2 * i, (*STEMS[i % 2][: 16 + i], 5 + i), 40, priority=i % 3) for i in range(8)]
+    sizes = {"num_blocks": 40, "block_size": 4, "max_num_seqs": 6, "host_blocks": host[0], "disk_blocks": host[1]}
+    limits = Limits(**sizes, max_num_batched_tokens=16, max_model_len=128, headroom="none", resume_span=4)
+    executor = TorchExecutor(ours, **sizes, max_model_len=128, threads=1)
+    try:
+        outcome = run(load, executor, limits, "priority", depth, "swap")
+    finally:
+        executor.close()
+    assert outcome.swapped > 0
+    assert sum(r.recomputed_tokens for r in outcome.requests) == 0
     check_tokens(plain, outcome.requests)
 
 
