@@ -4,7 +4,8 @@
 
 Steady decode with `running` requests and `waiting` more, which lack seats or (`short_of`) KV blocks; with
 churn, one request arrives and one ends in every step. Token ids are kept, tokens are delivered to one
-queue a request. The repeats of all rows are interleaved; a row's figure is the least of its repeats'
+queue a request; with `POLICY+ttft` every request was promised a first token, and time changes the keys of five of
+them in every step. The repeats of all rows are interleaved; a row's figure is the least of its repeats'
 medians, because noise only ever adds. The reference loop (append 256 ints to a list and sum it) is timed
 in the same run, so that the figure travels.
 """
@@ -27,11 +28,14 @@ from tidegate.core.plan import StepResult
 from tidegate.core.presets import build_policy
 from tidegate.core.request import Request
 from tidegate.core.scheduler import Scheduler
+from tidegate.core.slo import NO_SLO, Slo
 
 PROMPT_TOKENS = 64
 OUTPUTS = 256
 RUNNING = (64, 256, 1024)
 WAITING = (1_000, 10_000, 100_000)
+REKEY_EVERY = 0.004
+"""Seconds between two promises that become urgent, where requests have one (`POLICY+ttft`): five in every step."""
 
 
 stream_of = attrgetter("handle")
@@ -42,6 +46,8 @@ class Load:
     """A scheduler held at `running` decodes and `waiting` others, one step a call."""
 
     def __init__(self, policy: str, running: int, waiting: int, churn: bool, short_of: str = "seats") -> None:
+        self.promises = policy.endswith("+ttft")
+        policy = policy.removesuffix("+ttft")
         params = {"aging_window": 60.0} if policy == "priority" else {}
         peak = -(-(PROMPT_TOKENS + OUTPUTS) // 16)
         limits = Limits(
@@ -87,7 +93,8 @@ class Load:
     def _made(self, outputs: int) -> Request:
         n = next(self.ids)
         tokens = range(n * PROMPT_TOKENS, (n + 1) * PROMPT_TOKENS)
-        return Request(f"r{n}", token_ids=tokens, max_tokens=outputs, priority=n % 3 * 5, handle=[])
+        slo = Slo(ttft=1.0 + n * REKEY_EVERY) if self.promises else NO_SLO
+        return Request(f"r{n}", token_ids=tokens, max_tokens=outputs, priority=n % 3 * 5, slo=slo, handle=[])
 
 
 def reference_loop_us() -> float:
