@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import count
 
 import pytest
 from hypothesis import HealthCheck, event, given, settings
@@ -31,6 +32,7 @@ from tidegate.core.slo import NO_SLO, Slo
 from tidegate.errors import RequestRefused
 from tidegate.executors.torch.executor import TorchExecutor
 from tidegate.executors.torch.model import LoadedModel
+from tidegate.executors.torch.swap import HostPool
 
 MAX_STEPS = 5000
 
@@ -264,6 +266,36 @@ def test_swapped_requests_go_on_where_they_were(
         executor.close()
     assert outcome.swapped > 0
     assert sum(r.recomputed_tokens for r in outcome.requests) == 0
+    check_tokens(plain, outcome.requests)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("direction", ["_swap_out", "_swap_in"])
+def test_whose_copy_failed_is_computed_again_token_for_token(
+    tiny: tuple[PreTrainedModel, LoadedModel], monkeypatch: pytest.MonkeyPatch, depth: int, direction: str
+) -> None:
+    """Every other copy to the host, or back from it, fails half-way."""
+    plain, ours = tiny
+    copy, calls = getattr(HostPool, direction), count()
+
+    def failing(pool: HostPool, device: list[int], host: list[int]) -> None:
+        if next(calls) % 2:
+            copy(pool, device, host)
+        else:
+            copy(pool, device[: len(device) // 2], host[: len(host) // 2])
+            raise OSError("the disk is gone")
+
+    monkeypatch.setattr(HostPool, direction, failing)
+    load = [Ask(2 * i, (*STEMS[i % 2][: 16 + i], 5 + i), 40, priority=i % 3) for i in range(8)]
+    sizes = {"num_blocks": 40, "block_size": 4, "max_num_seqs": 6, "host_blocks": 64}
+    limits = Limits(**sizes, max_num_batched_tokens=16, max_model_len=128, headroom="none", resume_span=4)
+    executor = TorchExecutor(ours, **sizes, max_model_len=128, threads=1)
+    try:
+        outcome = run(load, executor, limits, "priority", depth, "swap")
+    finally:
+        executor.close()
+    assert next(calls) > 1
+    assert sum(r.recomputed_tokens for r in outcome.requests) > 0
     check_tokens(plain, outcome.requests)
 
 
