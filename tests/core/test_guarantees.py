@@ -479,3 +479,35 @@ def test_events_tell_one_story() -> None:
     assert sum(len(e.first) for e in run.events if isinstance(e, Emitted)) == 6
     preempted = sum(isinstance(e, Preempted) for e in run.events)
     assert preempted == sum(e.request.preemptions for e in run.events if isinstance(e, Finished))
+
+
+@pytest.mark.parametrize(
+    ("seats", "mixed", "arrivals", "stops"),
+    [
+        # The key of the one who runs has aged by the time it gives way: it would come before those it made room for.
+        (1, False, [(5, "r0", 0), (0, "r1", 0), (0, "r2", 5)], {"r1": 1}),
+        # One of two gave way for a block; the other must not give way for it in the same plan, where it cannot return.
+        (2, True, [(5, "r0", 0), (0, "r1", 5)], {}),
+    ],
+)
+def test_1_nobody_gives_way_for_one_who_does_not_start(
+    seats: int, mixed: bool, arrivals: list[tuple[int, str, int]], stops: dict[str, int]
+) -> None:
+    room = limits(
+        num_blocks=6,
+        block_size=4,
+        max_num_seqs=seats,
+        max_num_batched_tokens=2,
+        prefix_caching=False,
+        resume_span=0,
+        max_preemptions=1,
+        stall_steps=0,
+    )
+    run = Run.of("joint", room, victim="least-work", aging_window=1.0, mixed_batches=mixed, share=0.25)
+    run.stop_after = stops
+    run.until_idle([(at, Request(id, token_ids=[n], priority=p)) for n, (at, id, p) in enumerate(arrivals)])
+    assert run.preemptions()
+    for plan in run.plans:
+        started = {join.request_id for join in plan.joined}
+        wanted = [re.search(r"wanted by (r\d+) ", victim.reason) for victim in plan.preempted]
+        assert all(found is None or found[1] in started for found in wanted)
