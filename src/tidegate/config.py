@@ -477,6 +477,7 @@ def _over_default_classes(raw: Any) -> Any:
 def _check_references(config: Config) -> None:
     """Everything that names a class names one there is, and no option contradicts another."""
     _check_pools(config.scheduler)
+    _check_restore(config)
     if "" in config.classes:
         raise ConfigError('classes."": a class needs a name')
     named: dict[str, tuple[str, ...]] = {"server.default_class": (config.server.default_class,)}
@@ -499,6 +500,16 @@ def _check_pools(s: SchedulerConfig) -> None:
             raise ConfigError(f"scheduler.{blocks} and scheduler.{size} both size the {pool}; give one of them")
     if s.disk_kv_path is not None and s.disk_blocks is None and s.disk_kv_memory is None:
         raise ConfigError("scheduler.disk_kv_path does nothing without scheduler.disk_kv_memory (or disk_blocks)")
+
+
+def _check_restore(config: Config) -> None:
+    """Whoever asks the chosen policy to swap has a place to swap to. A preset that swaps by itself then recomputes."""
+    s = config.scheduler
+    pools = (s.host_blocks, s.host_kv_memory, s.disk_blocks, s.disk_kv_memory)
+    if config.policy.get(s.policy, {}).get("restore") == "swap" and not any(pools):
+        raise ConfigError(
+            f'policy.{s.policy}.restore = "swap" does nothing without scheduler.host_kv_memory (or disk_kv_memory)'
+        )
 
 
 def _check_policies(config: Config) -> None:

@@ -415,3 +415,12 @@ def test_every_option_is_documented() -> None:
     options = {f.name for section in sections for f in fields(section)} | set(POLICY_OPTIONS)
     shown = {word.strip("`") for word in re.findall(r"`\w+`", documented)}
     assert not {option for option in options if option not in shown}
+
+
+def test_swapping_needs_a_place_to_swap_to() -> None:
+    swap: dict[str, Any] = {"policy": {"joint": {"restore": "swap"}}}
+    with pytest.raises(ConfigError, match="host_kv_memory"):
+        resolve(swap)
+    assert resolve({**swap, "scheduler": {"host_kv_memory": "1MiB"}}).policy["joint"]["restore"] == "swap"
+    resolve({"policy": {"vllm-v0": {"restore": "swap"}}})  # of a policy that is not the chosen one
+    resolve({"scheduler": {"policy": "vllm-v0"}})
