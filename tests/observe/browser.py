@@ -1,4 +1,4 @@
-"""A page in headless Chromium, driven over its DevTools protocol: what it shows, what it complains of, what it asks for."""
+"""A page in headless Chromium, driven over its DevTools protocol: what it shows, complains of and asks for."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def test_slices_of_a_thread_do_not_overlap(tmp_path: Path) -> None:
     run, events = traced(tmp_path / "t.json")
     steps = [event for event in events if event["ph"] == "X"]
     assert len(steps) == sum(bool(plan) for plan in run.plans)
-    assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in zip(steps, steps[1:], strict=False))
+    assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in pairwise(steps))
     assert steps[0]["args"]["prefill_tokens"] == 72
 
 

@@ -121,9 +121,9 @@ class Recorder:
 
 
 class RecordWriter:
-    """Writes records one by one, as Parquet or JSONL by the suffix, in bounded memory. A file that is there is replaced.
+    """Writes records one by one in bounded memory, as Parquet or JSONL by the suffix.
 
-    Use it in a `with`, or call `close`. `row_group` is how many records are held. Raises InputError for a path that
+    A file that is there is replaced. Use it in a `with`, or call `close`. `row_group` is how many records are held. Raises InputError for a path that
     cannot be written.
     """
 

@@ -34,7 +34,11 @@ MAX_RUNS = 8
 
 
 def write_report(
-    runs: Sequence[Run], path: Path, *, promises: Mapping[str, SloClass] | None = None, title: str = "Comparison of runs"
+    runs: Sequence[Run],
+    path: Path,
+    *,
+    promises: Mapping[str, SloClass] | None = None,
+    title: str = "Comparison of runs",
 ) -> None:
     """Write the page that compares `runs` to `path`; a file that is there is replaced.
 
@@ -76,9 +80,9 @@ def _page(title: str, runs: Sequence[Loaded], sections: Sequence[Section], rows:
         "runs": [{"name": run.name, "colour": run.colour, "dash": run.run.measured} for run in runs],
     }
     scripts = [_asset("uPlot.iife.min.js"), _asset("report.js")]
-    policy = "; ".join(
-        ("default-src 'none'", "style-src 'unsafe-inline'", f"script-src {' '.join(map(_hash, scripts))}")
-        + ("base-uri 'none'", "form-action 'none'")
+    policy = (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src {' '.join(map(_hash, scripts))}; "
+        "base-uri 'none'; form-action 'none'"
     )
     nav = "".join(f'<a href="#{section.anchor}">{safe(section.title)}</a>' for section in sections)
     return "".join(
@@ -90,7 +94,8 @@ def _page(title: str, runs: Sequence[Loaded], sections: Sequence[Section], rows:
             f"<title>{safe(title)} · Tidegate</title>",
             f"<style>{_asset('uPlot.min.css')}{_asset('report.css')}</style></head><body>",
             f"<header><p class='brand'>Tidegate</p><h1>{safe(title)}</h1>{_runs(runs)}</header>",
-            f'<nav aria-label="Sections">{nav}</nav><main>{"".join(map(_section, sections))}</main>',
+            f'<div class="sticky"><nav aria-label="Sections">{nav}</nav>{_chips(runs)}</div>',
+            f"<main>{''.join(map(_section, sections))}</main>",
             "<noscript><p>Charts and the table of requests need JavaScript; all else is here.</p></noscript>",
             f'<script type="application/json" id="data">{embedded(data)}</script>',
             *(f"<script>{script}</script>" for script in scripts),
@@ -107,18 +112,26 @@ def _section(section: Section) -> str:
 
 
 def _runs(runs: Sequence[Loaded]) -> str:
-    """The legend: one button a run, which shows and hides it in every chart."""
+    """What is compared."""
     items = []
-    for number, run in enumerate(runs):
-        kind = " measured" if run.run.measured else ""
+    for run in runs:
         replicas = len(run.columns.names("replica")[0])
-        told = [plural(len(run.columns), "request"), f"{seconds(run.columns.span_s)}", plural(replicas, "replica")]
-        source = f"<small>{safe(run.source)}</small>" if isinstance(run.run.records, Path) else ""
-        items.append(
-            f'<li><button type="button" class="run c{run.colour}{kind}" data-run="{number}" aria-pressed="true">'
-            f"<i></i><b>{safe(run.name)}</b></button> <span>{safe(' · '.join(told))}</span>{source}</li>"
-        )
-    return f'<ul class="runs" aria-label="Runs; press one to hide it in the charts">{"".join(items)}</ul>'
+        told = [plural(len(run.columns), "request"), seconds(run.columns.span_s), plural(replicas, "replica")]
+        if run.run.measured:
+            told.append("measured on a real engine")
+        source = f"<small>{escape(run.source)}</small>" if isinstance(run.run.records, Path) else ""
+        items.append(f"<li><b>{safe(run.run.name)}</b> <span>{safe(' · '.join(told))}</span>{source}</li>")
+    return f'<ul class="runs">{"".join(items)}</ul>'
+
+
+def _chips(runs: Sequence[Loaded]) -> str:
+    """The legend: one button a run, which shows and hides it in every chart."""
+    chips = [
+        f'<button type="button" class="run c{run.colour}{" measured" if run.run.measured else ""}" data-run="{number}" '
+        f'aria-pressed="true" title="Show or hide in the charts"><i></i>{safe(run.name)}</button>'
+        for number, run in enumerate(runs)
+    ]
+    return f'<div class="chips" role="group" aria-label="Runs in the charts">{"".join(chips)}</div>'
 
 
 def embedded(data: Any) -> str:

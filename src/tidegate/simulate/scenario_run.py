@@ -129,8 +129,9 @@ def run(
 ) -> Outcome:
     """Run `scenario` to its end, or for `max_steps` steps.
 
-    `policy` (a name, `package.module:NAME` too, or a whole policy) goes before the scenario's own. `trace`
-    is told of every step and request. `scheduler` and `executor` are the classes to build, so that a test can put a broken one in their place.
+    `policy` (a name, `package.module:NAME` too, or a whole policy) goes before the scenario's own. `trace` is told
+    of every step and request. `scheduler` and `executor` are the classes to build, so that a test can put a broken
+    one in their place.
     Raises InputError for an unknown policy or limits that contradict each other.
     """
     config = scenario.config

@@ -20,6 +20,23 @@
     return unit ? `${short(value)} ${unit}` : short(value);
   }
 
+  /* Ticks of a logarithmic axis: 1, 2, 5 of each decade, fewer where there are many decades. */
+  function decades(u, at, min, max) {
+    const steps = max / min > 2000 ? [1] : max / min > 30 ? [1, 3] : [1, 2, 5];
+    const found = [];
+    for (let power = Math.floor(Math.log10(min)); power <= Math.ceil(Math.log10(max)); power++) {
+      for (const step of steps) {
+        const tick = +(step * 10 ** power).toPrecision(2);
+        if (tick >= min && tick <= max) found.push(tick);
+      }
+    }
+    return found.length > 1 ? found : [min, max];
+  }
+
+  function logarithmic(axis) {
+    return { ...axis, splits: decades, filter: (u, splits) => splits };
+  }
+
   function axis(side, scale, label) {
     return {
       scale, side, label, font, labelFont: font, labelSize: 22, labelGap: 0,
@@ -52,28 +69,38 @@
     ctx.restore();
   }
 
+  /* A place below the chart for what one run's curve says. */
+  function said(series, readout) {
+    const made = document.createElement("span");
+    made.className = `dot c${series.colour}`;
+    made.textContent = `${series.run} ${series.rest}`;
+    readout.append(made);
+    return made;
+  }
+
   function options(chart, place, readout) {
-    const resting = "";
+    const lines = chart.series.map((s) => said(s, readout));
+    const when = lines.length ? document.createElement("span") : null;
+    readout.prepend(when);
     const tell = (u) => {
       const at = u.cursor.idx;
-      if (at === null || at === undefined) {
-        readout.textContent = resting;
-        return;
-      }
-      const said = chart.series.map((s) => `${s.run} ${withUnit(s.y[at], chart.y.unit)}`);
-      readout.textContent = `${withUnit(chart.x.values[at], chart.x.unit)}: ${said.join(" · ")}`;
+      const resting = at === null || at === undefined;
+      when.textContent = resting ? "" : withUnit(chart.x.values[at], chart.x.unit);
+      chart.series.forEach((s, i) => {
+        lines[i].textContent = `${s.run} ${resting ? s.rest : withUnit(s.y[at], chart.y.unit)}`;
+      });
     };
     const top = chart.y.max ?? Math.max(1, ...chart.series.flatMap((s) => s.y.map((v) => v ?? 0))) * 1.06;
     return {
       width: Math.max(200, place.clientWidth),
       height: place.clientHeight,
-      padding: [10, 12, 0, 0],
+      padding: [10, 18, 0, 0],
       legend: { show: false },
       scales: {
-        x: { time: false, distr: chart.x.log ? 3 : 1 },
+        x: { time: false, distr: chart.x.log ? 3 : 1, range: (u, min, max) => [min, max] },
         y: { range: () => [0, top] },
       },
-      axes: [axis(2, "x", chart.x.label), axis(3, "y", chart.y.label)],
+      axes: [chart.x.log ? logarithmic(axis(2, "x", chart.x.label)) : axis(2, "x", chart.x.label), axis(3, "y", chart.y.label)],
       series: [
         {},
         ...chart.series.map((s) => ({

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tidegate.observe.columns import Columns
 from tidegate.observe.comparison.run import Loaded
 from tidegate.observe.comparison.section import MAX_CLASSES, Comparison, Section
@@ -26,7 +28,8 @@ def attainment(comparison: Comparison) -> Section:
     ]
     known = {name for classes in summaries.values() for name in classes} - {"all"}
     rest = len(known) - len(comparison.classes)
-    more = f"<p>{plural(rest, 'smaller class', 'smaller classes')} beyond the {MAX_CLASSES} largest count only under all.</p>"
+    beyond = plural(rest, "smaller class", "smaller classes")
+    more = f"<p>{beyond} beyond the {MAX_CLASSES} largest count only under all.</p>"
     body = (
         f'<div class="bars">{blocks}</div>{more if rest else ""}'
         f"<details><summary>All numbers</summary>{table(HEAD, rows, 2, 'Summary by class and run')}</details>"
@@ -36,10 +39,9 @@ def attainment(comparison: Comparison) -> Section:
 
 def _headline(comparison: Comparison, summaries: dict[str, dict[str, ClassSummary]]) -> str:
     """`interactive: joint keeps 97 % of its promises, vllm-v1 61 %`, the best first."""
-    told = []
-    for name in comparison.classes:
-        if not comparison.promised(name):
-            continue
+    promised = [name for name in comparison.classes if comparison.promised(name)]
+    told = [_overall(comparison, promised)] if len(promised) > 1 else []
+    for name in promised:
         shares = [(run.name, summaries[run.name][name].attainment) for run, _ in comparison.of_class(name)]
         known = sorted(((run, share) for run, share in shares if share is not None), key=lambda pair: -pair[1])
         if known:
@@ -47,6 +49,20 @@ def _headline(comparison: Comparison, summaries: dict[str, dict[str, ClassSummar
             parts = [f"{first} keeps {percent(best)} of the promises", *(f"{r} {percent(s)}" for r, s in others)]
             told.append(f"{short(name)}: {', '.join(parts)}.")
     return "\n".join(told) or "No class was promised anything."
+
+
+def _overall(comparison: Comparison, promised: Sequence[str]) -> str:
+    """All promises together, and how many requests a second that is."""
+    shares = []
+    for run in comparison.runs:
+        parts = [rows for name in promised for of, rows in comparison.of_class(name) if of is run]
+        counted = sum(len(rows) - int(rows.cancelled.sum()) for rows in parts)
+        met = sum(float(rows.numbers("slo_met").sum()) for rows in parts)
+        if counted:
+            shares.append((met / counted, met / (run.columns.span_s or 1.0), run.name))
+    (share, rate, first), *others = sorted(shares, reverse=True)
+    rest = "".join(f", {run} {percent(s)} ({r:.3g})" for s, r, run in others)
+    return f"In all, {first} keeps {percent(share)} of the promises ({rate:.3g} requests a second){rest}."
 
 
 def _block(comparison: Comparison, name: str, summaries: dict[str, dict[str, ClassSummary]]) -> str:

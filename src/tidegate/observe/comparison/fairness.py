@@ -49,9 +49,11 @@ def fairness(comparison: Comparison) -> Section:
     blocks = "".join(_block(comparison, name, found, fastest) for name in names)
     rows = [row for name in names for run in comparison.runs if (row := _row(name, run, found[run.name]))]
     rest = len(everybody) - len(names)
-    more = f" {plural(rest, 'smaller tenant')} beyond the {MAX_TENANTS} largest count only in the index." if rest else ""
+    more = (
+        f" {plural(rest, 'smaller tenant')} beyond the {MAX_TENANTS} largest count only in the index." if rest else ""
+    )
     note = (
-        '<p class="note">Bars: output tokens per second that a tenant\'s requests saw, end to end. Jain\'s index is 1 '
+        "<p class=\"note\">Bars: output tokens per second that a tenant's requests saw, end to end. Jain's index is 1 "
         "where all tenants have the same and 1/n where one of n has everything. That of the service depends on what "
         f"tenants asked for; that of the speed should be near 1 where their requests are alike.{more}</p>"
     )
@@ -96,13 +98,18 @@ def _sum(who: npt.NDArray[np.int64], weights: Floats, n: int) -> Floats:
 
 
 def _headline(comparison: Comparison, found: dict[str, Tenants]) -> str:
-    indices = [(run.name, jain(found[run.name].speed)) for run in comparison.runs]
-    known = sorted(((name, index) for name, index in indices if index is not None), key=lambda pair: -pair[1])
+    """How far apart the best and the worst served tenant are."""
+    told = []
+    for run in comparison.runs:
+        speed = found[run.name].speed
+        known = speed[~np.isnan(speed)]
+        if known.size > 1 and known.min() > 0:
+            ratio = float(known.max() / known.min())
+            told.append((ratio, f"{ratio:.3g} times that of the slowest under {run.name} (Jain {jain(known):.2f})"))
+    if not told:
+        return "No two tenants completed requests, so nothing can be compared."
     tenants = max(len(t.names) for t in found.values())
-    if not known:
-        return f"{plural(tenants, 'tenant')}, none of whom completed a request."
-    told = listed([f"{index:.2f} under {name}" for name, index in known])
-    return f"Jain's index of the speed that {plural(tenants, 'tenant')} saw is {told} (1 = all alike)."
+    return f"Of {plural(tenants, 'tenant')} the fastest saw a speed {listed([text for _, text in sorted(told)])}."
 
 
 def _indices(comparison: Comparison, found: dict[str, Tenants]) -> str:

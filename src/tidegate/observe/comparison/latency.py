@@ -9,7 +9,7 @@ import numpy as np
 from tidegate.observe.columns import Columns, Floats
 from tidegate.observe.comparison.run import Loaded
 from tidegate.observe.comparison.section import Comparison, Section, figure
-from tidegate.observe.comparison.words import rounded, safe, seconds, short
+from tidegate.observe.comparison.words import percent, rounded, safe, seconds, short
 
 POINTS = 160
 """Latencies, evenly spaced on the logarithm, at which each distribution is read."""
@@ -68,7 +68,7 @@ def _headline(comparison: Comparison) -> str:
                 told.append((waits[at] if at < waits.size else float("inf"), run.name))
         if told:
             (best, first), *others = sorted(told)
-            rest = "".join(f", under {run} {_within(wait)}" for wait, run in others)
+            rest = "".join(f", {_within(wait)} under {run}" for wait, run in others)
             return f"Nine of ten {short(name)} requests have their first token {_within(best)} under {first}{rest}."
     return "No request ever got a first token."
 
@@ -100,15 +100,36 @@ def _chart(comparison: Comparison, name: str, measure: Measure) -> dict[str, Any
     bound = getattr(known.slo, measure.promise) if known is not None else None
     grid = _grid([values for _, values, _ in curves], None if bound is None else bound * measure.factor)
     series = [
-        {"run": run.name, "colour": run.colour, "dash": run.run.measured, "y": rounded(cdf(values, grid, total))}
+        {
+            "run": run.name,
+            "colour": run.colour,
+            "dash": run.run.measured,
+            "y": rounded(cdf(values, grid, total)),
+            "rest": _at_rest(values, total, measure),
+        }
         for run, values, total in curves
     ]
     return {
-        "x": {"label": f"{measure.name} ({measure.unit})", "unit": measure.unit, "log": True, "values": rounded(grid, 5)},
+        "x": {
+            "label": f"{measure.name} ({measure.unit})",
+            "unit": measure.unit,
+            "log": True,
+            "values": rounded(grid, 5),
+        },
         "y": {"label": "share of requests (%)", "unit": "%", "max": 100},
         "series": series,
         "promise": None if bound is None else bound * measure.factor,
     }
+
+
+def _at_rest(ascending: Floats, total: int, measure: Measure) -> str:
+    """What half and what 99 % of all take, for those who point at nothing."""
+    told = []
+    for share in (0.5, 0.99):
+        at = int(np.ceil(share * total)) - 1
+        value = ascending[at] / measure.factor if at < ascending.size else float("inf")
+        told.append(f"{percent(share)} {_within(value)}")
+    return ", ".join(told)
 
 
 def cdf(ascending: Floats, grid: Floats, total: int) -> Floats:

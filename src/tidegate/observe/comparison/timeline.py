@@ -27,7 +27,9 @@ def timeline(comparison: Comparison) -> Section:
         "seats": _chart(comparison, edges, seats, "requests running", ""),
     }
     figures = [
-        figure("queue", "Queue: requests that wait, preempted ones where a step log knows", "Waiting requests over time"),
+        figure(
+            "queue", "Queue: requests that wait, preempted ones where a step log knows", "Waiting requests over time"
+        ),
         figure("seats", "Seats: requests that run", "Running requests over time"),
     ]
     if pools:
@@ -58,17 +60,21 @@ def _note(comparison: Comparison, pools: dict[str, Floats], length: float) -> st
     return f'<p class="note">{" ".join(told)}</p>'
 
 
-def _chart(
-    comparison: Comparison, edges: Floats, curves: dict[str, Floats], label: str, unit: str
-) -> dict[str, Any]:
+def _chart(comparison: Comparison, edges: Floats, curves: dict[str, Floats], label: str, unit: str) -> dict[str, Any]:
     middle = (edges[1:] + edges[:-1]) / 2
     return {
         "x": {"label": "time (s)", "unit": "s", "log": False, "values": rounded(middle, 6)},
         "y": {"label": label, "unit": unit, "max": None},
         "series": [
-            {"run": r.name, "colour": r.colour, "dash": r.run.measured, "y": rounded(curves[r.name])}
-            for r in comparison.runs
-            if r.name in curves
+            {
+                "run": run.name,
+                "colour": run.colour,
+                "dash": run.run.measured,
+                "y": rounded(curves[run.name]),
+                "rest": f"peak {float(np.nanmax(curves[run.name])):.3g}\u00a0{unit}".strip(),
+            }
+            for run in comparison.runs
+            if run.name in curves
         ],
         "promise": None,
     }

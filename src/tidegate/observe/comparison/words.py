@@ -29,8 +29,8 @@ def percent(share: float | None) -> str:
     value = 100 * share
     if 0 < value < 1 or 99 < value < 100:
         value = min(99.9, max(0.1, round(value, 1)))
-        return f"{value:.1f} %"
-    return f"{value:.0f} %"
+        return f"{value:.1f}\u00a0%"
+    return f"{value:.0f}\u00a0%"
 
 
 def seconds(value: float | None) -> str:
@@ -38,8 +38,8 @@ def seconds(value: float | None) -> str:
     if value is None:
         return "–"
     if value < 1:
-        return f"{value * 1000:.3g} ms"
-    return f"{value:.2g} s" if value < 10 else f"{value:.0f} s"
+        return f"{value * 1000:.3g}\u00a0ms"
+    return f"{value:.2g}\u00a0s" if value < 10 else f"{value:.0f}\u00a0s"
 
 
 def count(value: float | None) -> str:
@@ -67,7 +67,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]], text_columns: int,
     kinds = ["t"] * text_columns + ["n"] * (len(head) - text_columns)
     top = "".join(f'<th scope="col" class="{kind}">{safe(name)}</th>' for name, kind in zip(head, kinds, strict=True))
     body = "".join(
-        "<tr>" + "".join(f'<td class="{kind}">{escape(str(c)) if c == "" else safe(c)}</td>' for c, kind in zip(row, kinds, strict=True)) + "</tr>"
+        "<tr>"
+        + "".join(
+            f'<td class="{kind}">{escape(str(c)) if c == "" else safe(c)}</td>'
+            for c, kind in zip(row, kinds, strict=True)
+        )
+        + "</tr>"
         for row in rows
     )
     return (

@@ -12,7 +12,7 @@ from tidegate.observe.comparison.section import Comparison, Section
 from tidegate.observe.comparison.words import NAME_LENGTH, plural, rounded
 
 EACH = 20
-"""Requests of a run that are taken by each measure; 40 at most are told of a class and run."""
+"""Requests of a run that are taken by each measure; all four together are told of a class and run."""
 
 MAX_ROWS = 600
 
@@ -42,7 +42,7 @@ def worst(comparison: Comparison) -> tuple[Section, list[list[Any]]]:
     rows: list[list[Any]] = []
     for name, (run, columns) in parts:
         rows += _rows(run.name, name, columns, _chosen(columns, each), run.origin)
-    told = f"{plural(len(rows), 'request')} that waited longest, decoded slowest or had the widest gaps, of each run and class."
+    told = f"{plural(len(rows), 'request')} of each run and class that waited longest, decoded slowest or stalled most."
     return Section("worst", "The worst requests", told, BODY), rows
 
 
