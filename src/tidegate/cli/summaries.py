@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from tidegate.observe.summary import ClassSummary
 
 WIDTH = 120
-NAME_WIDTH = 14
+NAME_WIDTH = 16
 
-_HEADS = ("requests", "in SLO", "goodput\n/s", "TTFT s\np50/p90/p99", "TPOT ms\np50/p90/p99", "E2E s\np50/p90/p99")
-_TAIL_HEADS = ("preempt-\nions", "recom-\nputed", "cache\nhit")
+_HEADS = ("count", "in SLO", "goodput\n/s", "TTFT s\np50/p90/p99", "TPOT ms\np50/p90/p99", "E2E s\np50/p90/p99")
+_TAIL_HEADS = ("pre-\nempted", "recom-\nputed", "cache\nhit")
 
 
 def print_summaries(runs: Mapping[str, Mapping[str, ClassSummary]], title: str | None = None) -> None:

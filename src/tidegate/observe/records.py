@@ -123,8 +123,8 @@ class Recorder:
 class RecordWriter:
     """Writes records one by one in bounded memory, as Parquet or JSONL by the suffix.
 
-    A file that is there is replaced. Use it in a `with`, or call `close`. `row_group` is how many records are held. Raises InputError for a path that
-    cannot be written.
+    A file that is there is replaced. Use it in a `with`, or call `close`. `row_group` is how many records are held.
+    Raises InputError for a path that cannot be written.
     """
 
     def __init__(self, path: Path, row_group: int = ROW_GROUP) -> None:

@@ -27,7 +27,7 @@ from tidegate.observe.comparison.timeline import timeline
 from tidegate.observe.comparison.words import plural, safe, seconds
 from tidegate.observe.comparison.worst import worst
 
-__all__ = ["MAX_RUNS", "Run", "write_report"]
+__all__ = ["MAX_RUNS", "Run", "load_runs", "write_page", "write_report"]
 
 MAX_RUNS = 8
 """More cannot be told apart by colour."""
@@ -46,19 +46,23 @@ def write_report(
     what its record says. The page's size is bounded, whatever the runs' (docs/report.md says how).
     Raises InputError for no run, more than MAX_RUNS, two of one name, or files that are not what they should be.
     """
-    loaded = _load(runs)
-    comparison = Comparison(loaded, promises or {})
+    write_page(load_runs(runs), path, promises=promises, title=title)
+
+
+def write_page(runs: Sequence[Loaded], path: Path, *, promises: Mapping[str, SloClass] | None, title: str) -> None:
+    """`write_report` for runs that were read already."""
+    comparison = Comparison(runs, promises or {})
     table, rows = worst(comparison)
     parts = (attainment, latency, timeline, fairness, preemptions)
-    page = _page(title, loaded, [*(part(comparison) for part in parts), table], rows)
+    page = _page(title, runs, [*(part(comparison) for part in parts), table], rows)
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def _load(runs: Sequence[Run]) -> list[Loaded]:
-    """Read every run; those of one name, one measured and one not, share a colour."""
+def load_runs(runs: Sequence[Run]) -> list[Loaded]:
+    """Read every run; those of one name, one measured and one not, share a colour. Raises as `write_report`."""
     if not runs:
         raise InputError("a report needs at least one run")
     if len(runs) > MAX_RUNS:

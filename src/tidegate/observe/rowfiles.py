@@ -92,6 +92,8 @@ def read_batches(path: Path, schema: pa.Schema, what: str, rows: int = ROW_GROUP
     `what` names the rows in messages ("records"). Raises InputError that says which file, row and column is wrong.
     """
     reader = _parquet_batches if row_suffix(path, what) == ".parquet" else _jsonl_batches
+    if not path.is_file():
+        raise InputError(f"cannot read {path}: {'it is a directory' if path.is_dir() else 'there is no such file'}")
     first = 1
     try:
         for batch in reader(path, schema, what, rows):

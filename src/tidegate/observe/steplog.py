@@ -52,7 +52,8 @@ STEP_SCHEMA = pa.schema(
 class StepWriter:
     """Writes steps one by one in bounded memory, as Parquet or JSONL by the suffix.
 
-    A file that is there is replaced. Use it in a `with`, or call `close`. Raises InputError for a path that cannot be written.
+    A file that is there is replaced. Use it in a `with`, or call `close`. Raises InputError for a path that cannot
+    be written.
     """
 
     def __init__(self, path: Path, row_group: int = ROW_GROUP) -> None:

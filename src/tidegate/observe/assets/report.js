@@ -148,15 +148,16 @@
 
   /* The table ---------------------------------------------------------------------------------------- */
 
+  const number = true;
   const columns = [
     { name: "Run" }, { name: "Class" }, { name: "Request" }, { name: "Tenant" },
-    { name: "Priority", number: true }, { name: "Arrival (s)", number: true }, { name: "Prompt", number: true },
-    { name: "Output", number: true }, { name: "Cached", number: true }, { name: "TTFT (s)", number: true },
-    { name: "TPOT (s)", number: true }, { name: "Widest gap (s)", number: true }, { name: "E2E (s)", number: true },
-    { name: "Preempted", number: true }, { name: "Recomputed", number: true },
-    { name: "Promise", told: (kept) => (kept ? "kept" : "broken") }, { name: "End" },
+    { name: "TTFT (s)", number }, { name: "TPOT (s)", number }, { name: "Widest gap (s)", number },
+    { name: "E2E (s)", number }, { name: "Promise", told: (kept) => (kept ? "kept" : "broken") }, { name: "End" },
+    { name: "Prompt", number }, { name: "Output", number }, { name: "Cached", number },
+    { name: "Preempted", number }, { name: "Recomputed", number }, { name: "Arrival (s)", number },
+    { name: "Priority", number },
   ];
-  const TTFT = 9, KEPT = 15;
+  const TTFT = 4, KEPT = 8, END = 9;
   const view = { by: TTFT, down: true };
   const find = (id) => document.getElementById(id);
 
@@ -166,7 +167,7 @@
     return data.worst.filter(
       (row) =>
         (!run || row[0] === run) && (!kind || row[1] === kind) && (!missed || !row[KEPT]) &&
-        (!text || [row[2], row[3], row[16]].some((cell) => cell.toLowerCase().includes(text))),
+        (!text || [row[2], row[3], row[END]].some((cell) => cell.toLowerCase().includes(text))),
     );
   }
 
@@ -177,9 +178,9 @@
     return (x < y ? -1 : 1) * (view.down ? -1 : 1);
   }
 
-  function cell(kind, text, number) {
+  function cell(kind, text, right) {
     const made = document.createElement(kind);
-    made.className = number ? "n" : "t";
+    made.className = right ? "n" : "t";
     made.textContent = text;
     return made;
   }

@@ -94,7 +94,7 @@ def tenants_of(columns: Columns) -> Tenants:
 
 
 def _sum(who: npt.NDArray[np.int64], weights: Floats, n: int) -> Floats:
-    return np.bincount(who, weights=weights, minlength=n)
+    return np.asarray(np.bincount(who, weights=weights, minlength=n), dtype=np.float64)
 
 
 def _headline(comparison: Comparison, found: dict[str, Tenants]) -> str:

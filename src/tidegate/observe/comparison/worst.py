@@ -18,9 +18,9 @@ MAX_ROWS = 600
 
 MEASURES = ("ttft_s", "tpot_s", "e2e_s", "max_gap_s")
 TEXTS = ("request_id", "tenant", "finish_reason")
-NUMBERS = (
-    "priority", "arrival_s", "prompt_tokens", "output_tokens", "cached_tokens", "ttft_s", "tpot_s", "max_gap_s",
-    "e2e_s", "preemptions", "recomputed_tokens",
+SECONDS = ("ttft_s", "tpot_s", "max_gap_s", "e2e_s")
+SIZES = (
+    "prompt_tokens", "output_tokens", "cached_tokens", "preemptions", "recomputed_tokens", "arrival_s", "priority",
 )  # fmt: skip
 
 BODY = """
@@ -58,14 +58,14 @@ def _chosen(columns: Columns, each: int) -> npt.NDArray[np.int64]:
 
 def _rows(run: str, name: str, columns: Columns, chosen: npt.NDArray[np.int64], origin: float) -> list[list[Any]]:
     texts = {text: [v[:NAME_LENGTH] for v in columns.texts(text, chosen.tolist())] for text in TEXTS}
-    numbers = {number: columns.numbers(number)[chosen] for number in NUMBERS}
+    numbers = {number: columns.numbers(number)[chosen] for number in SECONDS + SIZES}
     numbers["arrival_s"] = numbers["arrival_s"] - origin
     told = {number: rounded(values, 5) for number, values in numbers.items()}
     met = columns.numbers("slo_met")[chosen]
     return [
         [
-            run, name, texts["request_id"][i], texts["tenant"][i], *(told[number][i] for number in NUMBERS),
-            bool(met[i]), texts["finish_reason"][i],
+            run, name, texts["request_id"][i], texts["tenant"][i], *(told[number][i] for number in SECONDS),
+            bool(met[i]), texts["finish_reason"][i], *(told[number][i] for number in SIZES),
         ]
         for i in range(len(chosen))
     ]  # fmt: skip
