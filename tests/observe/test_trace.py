@@ -56,7 +56,7 @@ def traced(path: Path, depth: int = 1) -> tuple[Run, list[dict[str, Any]]]:
         for at, plan in enumerate(run.plans):
             trace.events([event for event in run.events if event.now == at])
             if plan:
-                trace.plan(plan, float(at), 1.0, (1, 0, 5))
+                trace.plan(plan, float(at), 1.0, waiting=0, free_blocks=5)
         trace.events([event for event in run.events if event.now >= len(run.plans)])
     return run, json.loads(path.read_text(encoding="utf-8"))
 

@@ -19,31 +19,46 @@ class PlanRows:
         self.replica = replica
         self._kv: dict[int, int] = {}
 
-    def row(self, plan: StepPlan, start_s: float, seconds: float, load: tuple[int, int, int]) -> StepRow:
-        """The row of a plan that is not empty. `load` is running, waiting and free blocks after it was planned."""
+    def row(self, plan: StepPlan, start_s: float, seconds: float, *, waiting: int, free_blocks: int) -> StepRow | None:
+        """The row of a plan that is not empty; None where it computes requests whose start was not seen.
+
+        `waiting` and `free_blocks` are counts at about that time.
+        """
         kv = self._kv
         for slot in plan.left:
             kv.pop(slot, None)
         for join in plan.joined:
             kv[join.slot] = join.cached
+        if not all(slot in kv for slot in plan.decodes):
+            return None
         each = 1 + plan.draft_tokens
         context = 0
         for slot in plan.decodes:
-            context += kv.get(slot, 0) + each
-            kv[slot] = kv.get(slot, 0) + 1  # whatever is drafted, one token a decode is kept
+            context += kv[slot] + each
+            kv[slot] += 1  # whatever is drafted, one token a decode is kept
         prefill = 0
         for chunk in plan.chunks:
             kv[chunk.slot] = chunk.start + chunk.length
             prefill += chunk.length
-        decodes = len(plan.decodes) * each
-        return StepRow(start_s, seconds, prefill, decodes, context, *load, len(plan.preempted), self.replica)
+        return StepRow(
+            start_s=start_s,
+            seconds=seconds,
+            prefill_tokens=prefill,
+            decodes=len(plan.decodes) * each,
+            context_tokens=context,
+            running=len(kv),
+            waiting=waiting,
+            free_blocks=free_blocks,
+            preempted=len(plan.preempted),
+            replica=self.replica,
+        )
 
 
 class StepLog:
-    """An engine `Observer` that writes a line for every step, as it was computed.
+    """An engine `Observer` that writes a line for every step as it was computed.
 
-    `start_s` is the engine's clock less `seconds`, so it is late by the little that applying the result took. The
-    load is what it is then: of two steps in the pipeline the one planned last has been counted already.
+    `start_s` is the engine's clock less `seconds`, so it is late by the little that applying the result took; who
+    waits and what is free is counted then, too. Steps of requests that began before the log did are left out.
     """
 
     def __init__(self, out: JsonLines, scheduler: Scheduler, clock: Clock, replica: str = "0") -> None:
@@ -57,10 +72,8 @@ class StepLog:
 
     def step(self, plan: StepPlan, seconds: float) -> None:
         """One line for the step."""
-        row = self._rows.row(plan, self._clock.now() - seconds, seconds, load_of(self._scheduler))
-        self._out.write(row._asdict())
-
-
-def load_of(scheduler: Scheduler) -> tuple[int, int, int]:
-    """Who runs, who waits (parked requests aside) and the blocks that can be had, in constant time."""
-    return len(scheduler.running), len(scheduler.waiting), scheduler.kv.available
+        started, scheduler = self._clock.now() - seconds, self._scheduler
+        waiting, free = len(scheduler.waiting), scheduler.kv.available
+        row = self._rows.row(plan, started, seconds, waiting=waiting, free_blocks=free)
+        if row is not None:
+            self._out.write(row._asdict())

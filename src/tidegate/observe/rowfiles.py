@@ -155,18 +155,29 @@ def _json_row(path: Path, number: int, line: str, schema: pa.Schema, what: str) 
 
 def _as_batch(path: Path, rows: list[tuple[int, dict[str, Any]]], schema: pa.Schema, what: str) -> pa.RecordBatch:
     try:
-        return pa.RecordBatch.from_pylist([row for _, row in rows], schema=schema)
-    except (pa.ArrowException, OverflowError, TypeError, UnicodeError):
+        columns = [_column([row[field.name] for _, row in rows], field) for field in schema]
+    except _NO_VALUES:
         for number, row in rows:
             for field in schema:
                 try:
-                    pa.array([row[field.name]], field.type)
-                except (pa.ArrowException, OverflowError, TypeError, UnicodeError) as error:
+                    _column([row[field.name]], field)
+                except _NO_VALUES as error:
                     value = repr(row[field.name])[:40]
                     raise InputError(
                         f"{path} holds no {what}: line {number}: {field.name} is {value}, not {field.type}"
                     ) from error
         raise
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+_NO_VALUES = (pa.ArrowException, OverflowError, TypeError, UnicodeError)
+
+
+def _column(values: list[Any], field: pa.Field) -> pa.Array:
+    """Values as a column; a fraction is no whole number, which Arrow alone would cut off."""
+    if pa.types.is_integer(field.type) and any(type(value) is float for value in values):
+        raise TypeError("not a whole number")
+    return pa.array(values, field.type)
 
 
 def _check_names(where: str, names: Sequence[str], schema: pa.Schema) -> None:

@@ -22,8 +22,8 @@ class StepRow(NamedTuple):
     prefill_tokens: prompt tokens computed, recomputed ones included
     decodes:        tokens computed by decodes, drafts included
     context_tokens: KV tokens that the decodes read, their own included
-    running:        requests with a seat, after it was planned
-    waiting:        requests without one, preempted ones included (and those that may not start yet left out)
+    running:        requests with a seat
+    waiting:        requests without one, preempted ones included, those that may not start yet left out
     free_blocks:    KV blocks that can be had, cached ones that nobody holds included
     preempted:      requests that gave way when it was planned
     replica:        which instance computed it

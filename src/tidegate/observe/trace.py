@@ -96,12 +96,14 @@ class TraceWriter:
             self._write("C", pid, row.start_s, name="KV blocks", cat="load", tid=STEPS, args=free)
 
     def plan(
-        self, plan: StepPlan, start_s: float, seconds: float, load: tuple[int, int, int], replica: str = "0"
+        self, plan: StepPlan, start_s: float, seconds: float, *, waiting: int, free_blocks: int, replica: str = "0"
     ) -> None:
-        """Take a step as its plan, in a host that has no rows: `load` is running, waiting and free blocks."""
+        """Take a step as its plan, in a host that has no rows."""
         if replica not in self._rows:
             self._rows[replica] = PlanRows(replica)
-        self.step(self._rows[replica].row(plan, start_s, seconds, load))
+        row = self._rows[replica].row(plan, start_s, seconds, waiting=waiting, free_blocks=free_blocks)
+        if row is not None:
+            self.step(row)
 
     def close(self) -> None:
         """End the file. Idempotent."""

@@ -334,11 +334,11 @@ class _Run:
         decodes = len(plan.decodes) * (1 + plan.draft_tokens)
         seconds = 1.0 if formula is None else formula(decodes, prefill) / 1000.0
         started = self.now
-        load = len(self.scheduler.running), len(self.scheduler.waiting), self.scheduler.kv.available
+        waiting, free = len(self.scheduler.waiting), self.scheduler.kv.available
         self.now += seconds + (0.0 if formula is None else copying)
         if plan:
             if self.trace is not None:
-                self.trace.plan(plan, started, self.now - started, load)
+                self.trace.plan(plan, started, self.now - started, waiting=waiting, free_blocks=free)
             result = self.executor.submit(plan).result()
             result.seconds, result.copy_seconds = seconds, copying
             self._note_copies(plan, result)

@@ -36,6 +36,10 @@ class Tenants:
     attained: Floats
     preemptions: Floats
 
+    def share(self, at: int) -> float:
+        """The share of all service that the tenant at this place got."""
+        return float(self.served[at] / max(1.0, float(self.served.sum())))
+
 
 def fairness(comparison: Comparison) -> Section:
     """Bars of speed by tenant, the numbers, and the index per run."""
@@ -53,9 +57,10 @@ def fairness(comparison: Comparison) -> Section:
         f" {plural(rest, 'smaller tenant')} beyond the {MAX_TENANTS} largest count only in the index." if rest else ""
     )
     note = (
-        "<p class=\"note\">Bars: output tokens per second that a tenant's requests saw, end to end. Jain's index is 1 "
-        "where all tenants have the same and 1/n where one of n has everything. That of the service depends on what "
-        f"tenants asked for; that of the speed should be near 1 where their requests are alike.{more}</p>"
+        '<p class="note">Bars: output tokens per second that a tenant\'s requests saw, end to end, and its share of '
+        "all tokens served. Jain's index is 1 where all tenants have the same and 1/n where one of n has everything. "
+        "That of the service depends on what tenants asked for; that of the speed should be near 1 where their requests "
+        f"are alike.{more}</p>"
     )
     body = (
         f'{_indices(comparison, found)}{note}<div class="bars">{blocks}</div>'
@@ -139,8 +144,10 @@ def _block(comparison: Comparison, name: str, found: dict[str, Tenants], fastest
     for run in comparison.runs:
         tenants = found[run.name]
         if name in tenants.names:
-            speed = float(tenants.speed[tenants.names.index(name)])
-            bars.append(bar(run, 0.0 if speed != speed else speed / fastest, _speed(speed)))
+            at = tenants.names.index(name)
+            speed = float(tenants.speed[at])
+            told = f"{_speed(speed)} · {percent(tenants.share(at))}"
+            bars.append(bar(run, 0.0 if speed != speed else speed / fastest, told))
     return f'<div class="block"><h3>{safe(name)}</h3>{"".join(bars)}</div>'
 
 
@@ -155,6 +162,6 @@ def _row(name: str, run: Loaded, tenants: Tenants) -> list[str] | None:
     attained, speed = float(tenants.attained[i]), float(tenants.speed[i])
     return [
         name, run.name, count(tenants.requests[i]), count(tenants.served[i]),
-        percent(float(tenants.served[i] / max(1.0, tenants.served.sum()))), "–" if speed != speed else f"{speed:.3g}",
+        percent(tenants.share(i)), "–" if speed != speed else f"{speed:.3g}",
         percent(None if attained != attained else attained), count(tenants.preemptions[i]),
     ]  # fmt: skip

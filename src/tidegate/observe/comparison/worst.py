@@ -42,7 +42,9 @@ def worst(comparison: Comparison) -> tuple[Section, list[list[Any]]]:
     rows: list[list[Any]] = []
     for name, (run, columns) in parts:
         rows += _rows(run.name, name, columns, _chosen(columns, each), run.origin)
-    told = f"{plural(len(rows), 'request')} of each run and class that waited longest, decoded slowest or stalled most."
+    told = (
+        f"{plural(len(rows), 'request')} that waited longest, decoded slowest or stalled most in their run and class."
+    )
     return Section("worst", "The worst requests", told, BODY), rows
 
 
