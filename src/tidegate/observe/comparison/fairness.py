@@ -59,8 +59,8 @@ def fairness(comparison: Comparison) -> Section:
     note = (
         '<p class="note">Bars: output tokens per second that a tenant\'s requests saw, end to end, and its share of '
         "all tokens served. Jain's index is 1 where all tenants have the same and 1/n where one of n has everything. "
-        "That of the service depends on what tenants asked for; that of the speed should be near 1 where their requests "
-        f"are alike.{more}</p>"
+        "That of the service depends on what tenants asked for; that of the speed should be near 1 where their "
+        f"requests are alike.{more}</p>"
     )
     body = (
         f'{_indices(comparison, found)}{note}<div class="bars">{blocks}</div>'

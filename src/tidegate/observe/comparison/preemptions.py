@@ -103,8 +103,8 @@ def _cause(path: Path, number: int, line: str) -> list[Cause]:
 
 def nameless(reason: str) -> str:
     """A reason without the names and numbers that tell one case from another."""
-    cause = re.sub(r"; [^;]*$", "", reason) if re.search(r"; [^;]*$", reason) else reason
-    displaced = re.fullmatch(r"(seat|KV blocks) wanted by .* \(priority -?\d+ < -?\d+\)", cause, re.DOTALL)
+    displaced = re.fullmatch(r"(seat|KV blocks) wanted by .* \(priority -?\d+ < -?\d+\)(; .*)?", reason, re.DOTALL)
     if displaced:
         return f"{displaced[1]} wanted by a more urgent request"
+    cause, _, _ = reason.partition("; ")  # what follows is the price of this very case
     return re.sub(r"-?\d+(\.\d+)?", "n", cause)
