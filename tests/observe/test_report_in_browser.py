@@ -34,7 +34,8 @@ INK = """
   });
   const figure = plot.parentElement;
   return {id: plot.id, ink, title: figure.querySelector("figcaption").textContent,
-          label: plot.getAttribute("aria-label"), x: chart.x.label, y: chart.y.label, below: figure.querySelector(".readout").textContent};
+          label: plot.getAttribute("aria-label"), x: chart.x.label,
+          y: chart.y.label, below: figure.querySelector(".readout").textContent};
 })
 """
 TABLE = "[...document.querySelectorAll('#worst-table tbody tr')].map(row => [...row.cells].map(c => c.textContent))"
