@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from math import isfinite
 from typing import Any
 
 from tidegate.observe.columns import Floats
@@ -58,8 +59,8 @@ def listed(parts: Sequence[str]) -> str:
 
 
 def rounded(values: Iterable[float] | Floats, digits: int = 4) -> list[float | None]:
-    """Numbers for a chart, cut to what can be seen; None for NaN."""
-    return [None if v != v else float(f"{v:.{digits}g}") for v in map(float, values)]
+    """Numbers for a chart, cut to what can be seen; None for what is none."""
+    return [float(f"{v:.{digits}g}") if isfinite(v) else None for v in map(float, values)]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], text_columns: int, label: str) -> str:
@@ -67,12 +68,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]], text_columns: int,
     kinds = ["t"] * text_columns + ["n"] * (len(head) - text_columns)
     top = "".join(f'<th scope="col" class="{kind}">{safe(name)}</th>' for name, kind in zip(head, kinds, strict=True))
     body = "".join(
-        "<tr>"
-        + "".join(
-            f'<td class="{kind}">{escape(str(c)) if c == "" else safe(c)}</td>'
-            for c, kind in zip(row, kinds, strict=True)
-        )
-        + "</tr>"
+        "<tr>" + "".join(f'<td class="{kind}">{safe(c)}</td>' for c, kind in zip(row, kinds, strict=True)) + "</tr>"
         for row in rows
     )
     return (
