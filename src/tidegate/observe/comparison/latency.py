@@ -9,7 +9,7 @@ import numpy as np
 from tidegate.observe.columns import Columns, Floats
 from tidegate.observe.comparison.run import Loaded
 from tidegate.observe.comparison.section import Comparison, Section, figure
-from tidegate.observe.comparison.words import percent, rounded, safe, seconds, short
+from tidegate.observe.comparison.words import rounded, safe, seconds, short
 
 POINTS = 160
 """Latencies, evenly spaced on the logarithm, at which each distribution is read."""
@@ -125,10 +125,10 @@ def _chart(comparison: Comparison, name: str, measure: Measure) -> dict[str, Any
 def _at_rest(ascending: Floats, total: int, measure: Measure) -> str:
     """What half and what 99 % of all take, for those who point at nothing."""
     told = []
-    for share in (0.5, 0.99):
+    for name, share in (("half", 0.5), ("99\u00a0%", 0.99)):
         at = int(np.ceil(share * total)) - 1
         value = ascending[at] / measure.factor if at < ascending.size else float("inf")
-        told.append(f"{percent(share)} {_within(value)}")
+        told.append(f"{name} never" if value == float("inf") else f"{name} ≤ {seconds(value)}")
     return ", ".join(told)
 
 

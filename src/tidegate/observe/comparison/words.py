@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from math import isfinite
@@ -11,10 +12,13 @@ from tidegate.observe.columns import Floats
 
 NAME_LENGTH = 80
 
+# Control characters, spaces and what breaks lines, but not the space that keeps a number and its unit together.
+_BREAKS = re.compile("[\x00-\x20\x7f-\x9f\u2028\u2029]+")
+
 
 def short(text: object) -> str:
     """Text on one line, no longer than anybody reads."""
-    told = " ".join(str(text).split()) or "(no name)"
+    told = _BREAKS.sub(" ", str(text)).strip(" ") or "(no name)"
     return told if len(told) <= NAME_LENGTH else f"{told[: NAME_LENGTH - 1]}…"
 
 
