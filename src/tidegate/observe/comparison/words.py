@@ -57,6 +57,11 @@ def plural(number: float, one: str, many: str | None = None) -> str:
     return f"{count(number)} {one if number == 1 else many or one + 's'}"
 
 
+def ranked(parts: Sequence[str]) -> str:
+    """Best first, joined by commas; of more than four the first three and the last."""
+    return ", ".join(parts if len(parts) <= 4 else [*parts[:3], "…", parts[-1]])
+
+
 def listed(parts: Sequence[str]) -> str:
     """a, b and c."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
