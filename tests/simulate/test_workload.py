@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.errors import InputError
-from tidegate.simulate.workload import Workload, WorkloadRequest, read_workload
+from tidegate.simulate.workload import Workload, WorkloadRequest
+from tidegate.simulate.workload_files import read_workload
 
 ROW = {"arrival_s": 1.5, "prompt_tokens": 700, "output_tokens": 20}
 
