@@ -167,6 +167,7 @@ def test_traces_are_listed_with_size_and_licence() -> None:
         "rate_s": 5.53,
         "prompt_tokens": 22_361_870,
         "output_tokens": 4_088_665,
+        "classes": ["interactive"],
         "licence": "CC-BY-4.0",
         "cite": "Splitwise, ISCA 2024",
     }

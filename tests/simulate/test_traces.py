@@ -60,7 +60,8 @@ def test_classes_follow_what_the_trace_is() -> None:
 def test_tiermix_is_its_file_to_the_byte() -> None:
     number = {name: index for index, name in enumerate(TIERMIX_CLASSES)}
     lines = [
-        f"{r.arrival_s:.7f},{number[r.slo_class]},{r.prompt_tokens},{r.output_tokens}\n" for r in load_workload("tiermix")
+        f"{r.arrival_s:.7f},{number[r.slo_class]},{r.prompt_tokens},{r.output_tokens}\n"
+        for r in load_workload("tiermix")
     ]
     text = "t,class,prompt,output\n" + "".join(lines)
     assert sha256(text.encode()).hexdigest() == "9f12a616d7d0ff1108b1b9fcf0a153bb5a5a6d3d3f3db2d96508e2efc75a74a3"
