@@ -75,6 +75,7 @@ class Columns:
         for name in self.named:
             if name not in FIELDS:
                 raise InputError(f"a map of columns has no field {name!r}; {nearest(name, FIELDS)}")
+        self._unnamed = tuple(name for name in FIELDS if name not in self.named)
         if unit is not None and unit not in PER_SECOND:
             raise InputError(f"unknown unit of time {unit!r}; known are {', '.join(PER_SECOND)}")
         self.unit = unit
@@ -83,7 +84,7 @@ class Columns:
         """The row by its fields, whatever its columns are called. Raises ValueError for a missing column."""
         if not self.named or not isinstance(row, dict):
             return row
-        taken = {name: row[name] for name in FIELDS if name in row and name not in self.named}
+        taken = {name: row[name] for name in self._unnamed if name in row}
         for name, column in self.named.items():
             if column in row:
                 taken[name] = row[column]
@@ -112,6 +113,8 @@ def parse_map(items: list[str]) -> dict[str, str]:
         name, equals, column = item.partition("=")
         if not (name and equals and column):
             raise InputError(f"--map {item} is not of the form FIELD=COLUMN, such as arrival_s=TIMESTAMP")
+        if name in named:
+            raise InputError(f"--map: {name} is given twice")
         named[name] = column
     return named
 
@@ -152,11 +155,14 @@ def read_requests(path: Path, columns: Columns | None = None) -> Iterator[Worklo
     if reader is None:
         raise InputError(f"{path}: a workload file ends in .jsonl or .csv (or these and .gz)")
     stamps: Stamps | None = None
+    unseen = set(columns.named.values())
+    raw: Any = {}
     try:
         with _opened(path) as lines:
             for index, (line, raw) in enumerate(reader(path, lines)):
                 try:
                     row = columns.of(raw)
+                    unseen = unseen and unseen.difference(raw)
                     stamps = columns.stamps(row) if index == 0 else stamps
                     request = _request(row, stamps)
                 except ValidationError as e:
@@ -168,6 +174,8 @@ def read_requests(path: Path, columns: Columns | None = None) -> Iterator[Worklo
         raise InputError(f"{path}: not UTF-8 text (byte {e.start})") from e
     except (OSError, EOFError) as e:
         raise InputError(f"cannot read {path}: {getattr(e, 'strerror', None) or e}") from e
+    for column in sorted(unseen) if raw else ():
+        raise InputError(f"{path}: no line has a value in the mapped column {column!r}; {nearest(column, [*raw])}")
 
 
 def _suffix(path: Path) -> str:
@@ -185,9 +193,10 @@ def _jsonl_rows(path: Path, lines: IO[str]) -> Iterator[tuple[int, Any]]:
         if not line.strip():
             continue
         try:
-            yield number, json.loads(line)
+            row = json.loads(line)
         except json.JSONDecodeError as e:
             raise InputError(f"{path}:{number}: not JSON: {e.msg} at column {e.colno}") from e
+        yield number, {key: value for key, value in row.items() if value is not None} if isinstance(row, dict) else row
 
 
 def _csv_rows(path: Path, lines: IO[str]) -> Iterator[tuple[int, Any]]:
@@ -199,7 +208,7 @@ def _csv_rows(path: Path, lines: IO[str]) -> Iterator[tuple[int, Any]]:
                 raise InputError(f"{path}:{reader.line_num}: more cells than the header has columns")
             yield reader.line_num, {name: cell for name, cell in cells.items() if cell}
     except csv.Error as e:
-        raise InputError(f"{path}:{reader.line_num}: not CSV: {e}") from e
+        raise InputError(f"{path}:{reader.line_num + 1}: not CSV: {e}") from e
 
 
 _READERS: dict[str, Callable[[Path, IO[str]], Iterator[tuple[int, Any]]]] = {".jsonl": _jsonl_rows, ".csv": _csv_rows}
@@ -208,10 +217,10 @@ _READERS: dict[str, Callable[[Path, IO[str]], Iterator[tuple[int, Any]]]] = {".j
 def _request(row: Any, stamps: Stamps | None) -> WorkloadRequest:
     if isinstance(row, dict) and isinstance(row.get("hash_ids"), str):
         row["hash_ids"] = row["hash_ids"].split()
-    if stamps is None or "arrival_s" not in row:
+    if stamps is None or not isinstance(row, dict) or "arrival_s" not in row:
         return _Row.model_validate(row).request(None)
-    arrival_s = stamps.seconds(row["arrival_s"])
-    return _Row.model_validate(row | {"arrival_s": 0.0}).request(arrival_s)
+    arrival_s, row["arrival_s"] = stamps.seconds(row["arrival_s"]), 0.0
+    return _Row.model_validate(row).request(arrival_s)
 
 
 def _complaint(e: ValidationError, raw: Any) -> str:
