@@ -24,8 +24,8 @@ class WorkloadRequest:
     """One request.
 
     `hash_ids` name the prompt's blocks of `hash_block_tokens` tokens, the last one possibly partial;
-    two requests whose ids agree from the start share that much of their prompt. Empty means that
-    nothing is known to be shared. `priority` None takes the class's.
+    two requests whose ids agree from the start share that much of their prompt. What no id covers is
+    the request's own; without any, nothing is known to be shared. `priority` None takes the class's.
     """
 
     arrival_s: float
