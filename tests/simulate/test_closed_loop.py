@@ -35,7 +35,7 @@ def served(loop: ClosedLoop, service_s: float) -> tuple[list[WorkloadRequest], i
 
 @given(st.integers(1, 9), st.integers(1, 40), st.floats(0, 100))
 def test_all_is_asked_and_never_more_at_a_time_than_there_are_clients(clients: int, count: int, service: float) -> None:
-    loop = loop_of(f"closed:clients={clients},count={count},think=exponential(2s),prompt=10..99,output=5")
+    loop = loop_of(f"closed:clients={clients},count={count},think=exponential:2s,prompt=10..99,output=5")
     asked, most = served(loop, service)
     assert len(asked) == count
     assert most == min(clients, count)
@@ -52,7 +52,7 @@ def test_equal_answers_make_equal_runs_and_think_time_passes_in_between() -> Non
 
 
 def test_slower_answers_do_not_change_what_is_asked() -> None:
-    loop = loop_of("closed:clients=4,count=50,think=exponential(1s),prompt=10..999,output=5")
+    loop = loop_of("closed:clients=4,count=50,think=exponential:1s,prompt=10..999,output=5")
     quick, slow = ([r.prompt_tokens for r in served(loop, s)[0]] for s in (0.1, 50.0))
     assert sorted(quick[4:]) == sorted(slow[4:])
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from tidegate.errors import InputError
 from tidegate.simulate.traces import load_workload
@@ -114,6 +116,24 @@ def test_what_is_wrong_is_told_in_one_line(text: str, complaint: str) -> None:
     with pytest.raises(InputError, match=complaint) as told:
         load_workload(text)
     assert "\n" not in str(told.value)
+
+
+WORDS = (
+    "poisson closed vtc-real x.csv slice= thin= rows= prompt= rate=1 count=2 map.tenant=a lognormal 1..2 .. : , = 0.5 -1 inf "
+    f"nan {'9' * 30} unit= seed= é ( /"
+).split()
+
+
+@given(st.lists(st.sampled_from([*WORDS, " "]), max_size=9).map("".join))
+@example("x" * 5000)
+@example("x.csv:map.tenant=" + "y" * 5000)
+@example("poisson:rate=1,count=2,prompt=" + "y" * 5000 + ",output=1")
+def test_whatever_is_written_is_a_workload_or_one_line(text: str) -> None:
+    try:
+        told = None if load_workload(text, closed_loops=True).total > 0 else "an empty workload"
+    except InputError as e:
+        told = str(e) if "\n" in str(e) else None
+    assert told is None
 
 
 def test_a_map_without_a_file_and_no_part_at_all_are_refused() -> None:

@@ -10,12 +10,12 @@ from tidegate.simulate.profile import profile
 from tidegate.simulate.traces import KINDS, load_workload
 from tidegate.simulate.workload import Workload
 
-LENGTHS = "prompt=100..200,output=lognormal(50,1,400)"
+LENGTHS = "prompt=100..200,output=lognormal:50:1:400"
 EXAMPLES = {
     "poisson": f"poisson:rate=4,count=400,{LENGTHS}",
     "steady": f"steady:rate=4,count=400,{LENGTHS}",
     "gamma": f"gamma:rate=4,cv=3,count=400,{LENGTHS}",
-    "onoff": f"onoff:rate=20,on=2s,off=exponential(8s),count=400,{LENGTHS}",
+    "onoff": f"onoff:rate=20,on=2s,off=exponential:8s,count=400,{LENGTHS}",
     "burst": f"burst:count=400,{LENGTHS}",
     "families": f"families:rate=4,count=400,families=8,prefix=1000,{LENGTHS}",
     "sessions": f"sessions:rate=1,count=100,turns=1..7,think=1s..9s,{LENGTHS}",
@@ -143,15 +143,19 @@ def test_tenants_are_drawn() -> None:
         ("poisson:rate=3,count=3", "give prompt= and output=, or lengths="),
         ("poisson:rate=3,count=3,lengths=azure-conv,prompt=3", "give prompt= and output=, or lengths="),
         ("poisson:rate=3,prompt=1,output=1", "give count= or duration="),
-        ("poisson:rate=0,count=3,prompt=1,output=1", "rate: must be greater than 0, not 0"),
+        ("poisson:rate=0,count=3,prompt=1,output=1", "rate: must be greater than or equal to .*, not 0"),
         ("poisson:rate=fast,count=3,prompt=1,output=1", "rate: must be a valid number, not fast"),
         ("poisson:rate=3,count=0,prompt=1,output=1", "count: must be greater than or equal to 1, not 0"),
         ("poisson:rate=3,duration=5x,prompt=1,output=1", "duration: '5x' is no time: write 90, 90s, 250ms"),
-        ("poisson:rate=3,count=3,prompt=lognormal(3),output=1", r"prompt: lognormal\(3\) is no distribution"),
+        ("poisson:rate=3,count=3,prompt=lognormal:3,output=1", "prompt: lognormal:3 is no distribution"),
+        ("poisson:rate=3,count=3,prompt=normal:3:1,output=1", "prompt: normal:3:1 is no distribution"),
+        ("poisson:rate=3,count=3,prompt=lognormal:3:99,output=1", "prompt: lognormal:3:99 is no distribution"),
+        ("poisson:rate=3,count=3,prompt=0,output=1", "prompt: '0' is no whole number from 1 to 10000000"),
+        ("poisson:rate=4:count=9", "rate: must be a valid number, not 4:count=9"),
         ("poisson:rate=3,count=3,prompt=9..3,output=1", "prompt: the range 9..3 ends below its start"),
         ("poisson:rate=3,count=3,prompt=-4,output=1", "prompt: '-4' is neither a distribution"),
         ("poisson:rate=3,count=3,prompt=azure,output=1", "prompt: 'azure' is neither a distribution"),
-        ("poisson:rate=1e9,duration=1h,prompt=1,output=1", "3.6e.12 requests are more than the 20000000"),
+        ("poisson:rate=1e6,duration=1h,prompt=1,output=1", "3.6e.09 requests are more than the 20000000"),
         ("poisson:rate=0.001,duration=1s,prompt=1,output=1", "no request is left"),
         ("gamma:rate=3,count=3,prompt=1,output=1", "cv= is missing"),
         ("gamma:rate=3,cv=nan,count=3,prompt=1,output=1", "cv: must be "),

@@ -1,4 +1,4 @@
-"""Distributions as they are written in a workload: `512`, `100..900`, `lognormal(512,1.2)`, `exponential(2s)`.
+"""Distributions as they are written in a workload: `512`, `100..900`, `lognormal:512:1.2`, `exponential:2s`.
 
 The same four serve lengths (tokens) and times (seconds).
 """
@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
+MOST_SIGMA = 10.0  # beyond, a single draw is longer than all the others together
 SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _TIME = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|h)?")
-_CALL = re.compile(r"([a-z]+)\((.*)\)")
 _RANGE = ".."
 
 
@@ -74,9 +74,9 @@ class Exponential:
 
 def parse_draw(text: str, number: Callable[[str], float]) -> Draw:
     """The distribution written in `text`, whose values `number` reads. Raises ValueError."""
-    call = _CALL.fullmatch(text.strip())
-    if call is not None:
-        return _called(call[1], [part.strip() for part in call[2].split(",")], number)
+    name, *values = text.split(":")
+    if values:
+        return _of_family(name, values, number)
     low, dots, high = text.partition(_RANGE)
     if not dots:
         return Fixed(number(text))
@@ -86,17 +86,17 @@ def parse_draw(text: str, number: Callable[[str], float]) -> Draw:
     return draw
 
 
-def _called(name: str, values: list[str], number: Callable[[str], float]) -> Draw:
+def _of_family(name: str, values: list[str], number: Callable[[str], float]) -> Draw:
     if name == "lognormal" and len(values) in (2, 3):
         sigma = plain_number(values[1])
         median, *most = (number(v) for v in (values[0], *values[2:]))
-        if median > 0:
+        if median > 0 and sigma <= MOST_SIGMA:
             return LogNormal(median, sigma, *most)
     elif name == "exponential" and len(values) in (1, 2):
         return Exponential(*(number(v) for v in values))
     raise ValueError(
-        f"{name}({','.join(values)}) is no distribution: write 512, 100..900, lognormal(MEDIAN,SIGMA) or "
-        "exponential(MEAN), the last two with ,MOST if you like"
+        f"{':'.join((name, *values))} is no distribution: write 512, 100..900, lognormal:MEDIAN:SIGMA or "
+        "exponential:MEAN, the last two with :MOST if you like"
     )
 
 

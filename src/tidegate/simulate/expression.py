@@ -15,6 +15,7 @@ from typing import Any
 
 from tidegate.errors import InputError
 from tidegate.simulate.draws import parse_seconds, plain_number
+from tidegate.simulate.named import exists
 from tidegate.simulate.nearest import nearest
 from tidegate.simulate.reshape import between, delayed, labelled, rows, thinned
 from tidegate.simulate.seeds import SeedKey
@@ -22,7 +23,6 @@ from tidegate.simulate.workload import Workload
 
 Step = Callable[[Workload, SeedKey], Workload]
 _CLASS = re.compile(r"[A-Za-z_][\w-]*")
-_COMMA = re.compile(r",(?![^(]*\))")  # not those inside parentheses
 _MAP = "map."
 
 
@@ -111,7 +111,7 @@ def parse_part(text: str, known: Callable[[str], bool]) -> Part:
     source, items = _source(text, known)
     keys: dict[str, str] = {}
     steps: list[tuple[str, str]] = []
-    for item in _COMMA.split(items) if items else ():
+    for item in items.split(",") if items else ():
         key, value = _item(text, item)
         if key in keys or (key not in REPEATABLE and any(key == done for done, _ in steps)):
             raise InputError(f"{text}: {key} is given twice")
@@ -148,7 +148,7 @@ def _source(text: str, known: Callable[[str], bool]) -> tuple[str, str]:
     if known(head):
         return head, tail
     head, colon, tail = text.rpartition(":")
-    return (head, tail) if colon and not Path(text).exists() else (text, "")
+    return (head, tail) if colon and not exists(Path(text)) else (text, "")
 
 
 def _item(text: str, item: str) -> tuple[str, str]:

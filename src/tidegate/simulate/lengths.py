@@ -12,19 +12,20 @@ from tidegate.simulate.draws import Draw, Uniform, parse_draw
 from tidegate.simulate.named import named_workload
 from tidegate.simulate.workload_files import is_workload_file
 
+MOST_TOKENS = 10_000_000
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Draws lengths: whole numbers, at least 1."""
+    """Draws lengths: whole numbers from 1 to MOST_TOKENS."""
 
     draw: Draw
 
     def sample(self, rng: np.random.Generator, n: int) -> Ints:
         if isinstance(self.draw, Uniform):
             return rng.integers(int(self.draw.low), int(self.draw.high), n, endpoint=True)
-        return np.maximum(np.rint(self.draw.sample(rng, n)), 1).astype(np.int64)
+        return np.clip(np.rint(self.draw.sample(rng, n)), 1, MOST_TOKENS).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +67,7 @@ def parse_pairs(text: str) -> Pairs:
     """The lengths of the trace or file called `text`. Raises ValueError."""
     workload = named_workload(text)
     if workload is None:
-        raise ValueError(f"{text!r} is neither a distribution such as 512 or lognormal(512,1.2) nor a trace or file")
+        raise ValueError(f"{text!r} is neither a distribution such as 512 or lognormal:512:1.2 nor a trace or file")
     return Pairs(
         np.array([r.prompt_tokens for r in workload], np.int64), np.array([r.output_tokens for r in workload], np.int64)
     )
@@ -76,17 +77,17 @@ def parse_count(text: str) -> Lengths:
     """A distribution of whole numbers. Raises ValueError."""
     found = _distribution(text)
     if found is None:
-        raise ValueError(f"{text!r} is no distribution of whole numbers: write 5, 2..8 or exponential(4)")
+        raise ValueError(f"{text!r} is no distribution of whole numbers: write 5, 2..8 or exponential:4")
     return found
 
 
 def _distribution(text: str) -> Lengths | None:
-    written = text[:1].isdigit() or ".." in text or text.endswith(")")
+    written = text[:1].isdigit() or ".." in text or ":" in text
     return Lengths(parse_draw(text, whole)) if written and not is_workload_file(Path(text)) else None
 
 
 def whole(text: str) -> float:
-    """A whole number of at least 1. Raises ValueError."""
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise ValueError(f"{text!r} is no whole number of at least 1")
+    """A whole number from 1 to MOST_TOKENS. Raises ValueError."""
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_TOKENS:
+        raise ValueError(f"{text!r} is no whole number from 1 to {MOST_TOKENS}")
     return int(text)

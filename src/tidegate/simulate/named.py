@@ -14,4 +14,12 @@ def named_workload(name: str, columns: Columns | None = None) -> Workload | None
     if name in TRACES:
         return TRACES[name].load()
     path = Path(name)
-    return read_workload(path, columns) if is_workload_file(path) or path.exists() else None
+    return read_workload(path, columns) if is_workload_file(path) or exists(path) else None
+
+
+def exists(path: Path) -> bool:
+    """Whether there is such a path; False also for what cannot be one, such as a name that is too long."""
+    try:
+        return path.exists()
+    except OSError:
+        return False

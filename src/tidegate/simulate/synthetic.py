@@ -20,7 +20,7 @@ from tidegate.simulate.seeds import Decides, SeedKey, stream
 from tidegate.simulate.workload import Workload, WorkloadRequest
 
 Count = Annotated[int, Field(ge=1, le=MOST_ARRIVALS)]
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(ge=1e-6, le=1e6)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]
 Times = Annotated[Draw, PlainValidator(lambda text: parse_draw(text, parse_seconds))]
 
