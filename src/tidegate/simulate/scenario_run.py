@@ -28,7 +28,8 @@ from tidegate.errors import InputError, RequestRefused
 from tidegate.executors.scripted import Script, ScriptedExecutor
 from tidegate.predictors.choice import build_predictor
 from tidegate.simulate.formula_time import FormulaTime
-from tidegate.simulate.scenario import LIMIT_KEYS, Scenario, ScenarioConfig, ScenarioRequest, nearest
+from tidegate.simulate.nearest import nearest
+from tidegate.simulate.scenario import LIMIT_KEYS, Scenario, ScenarioConfig, ScenarioRequest
 
 if TYPE_CHECKING:
     from tidegate.observe.trace import TraceWriter
