@@ -45,6 +45,10 @@ class Affinity:
                 drawer[r] = None
         return matched * self._kv.block_size
 
+    def known(self, r: Request) -> int:
+        """Tokens of the waiting `r` that were cached when its key was made."""
+        return self._blocks.get(r, 0) * self._kv.block_size
+
     def forget(self, r: Request) -> None:
         """`r` waits no more."""
         if self._blocks.pop(r, None) is None:

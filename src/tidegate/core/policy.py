@@ -38,6 +38,24 @@ def nothing_cached(r: RequestView) -> int:
     return 0
 
 
+class TriageView(Protocol):
+    """What is known of promised first tokens."""
+
+    def gives_up(self, r: RequestView) -> bool:
+        """Whether that of `r` cannot be kept, or only at the cost of more others."""
+        ...
+
+
+class NoTriage:
+    """The answer of a host that gives nobody up."""
+
+    def gives_up(self, r: RequestView) -> bool:
+        return False
+
+
+NO_TRIAGE = NoTriage()
+
+
 @dataclass(slots=True)
 class PolicyContext:
     """What policies remember and assume; owned by the host.
@@ -47,6 +65,7 @@ class PolicyContext:
     now:        seconds on the scheduler's clock
     copy_time:  seconds a KV block takes to the host or back
     service:    tokens served to each tenant
+    triage:     which promised first tokens are given up for others; see core/triage.py
     cached:     tokens of a waiting request's prefix that the cache holds; whoever asks is asked for the key
                 again when the first block that is missing now appears
     """
@@ -57,6 +76,7 @@ class PolicyContext:
     copy_time: CopyTime = field(default_factory=CopyTime)
     service: Service = field(default_factory=Service)
     cached: Callable[[RequestView], int] = nothing_cached
+    triage: TriageView = NO_TRIAGE
 
 
 class Order(Protocol):
@@ -101,6 +121,14 @@ class Lapsing(Protocol):
     def lapse(self, r: RequestView, ctx: PolicyContext) -> float:
         """Outputs, at least 1, after which the tier and key of the running `r` are asked for again; inf is never."""
         ...
+
+
+@runtime_checkable
+class Triaging(Protocol):
+    """An order that puts off whose promised first token cannot be kept, and so wants `PolicyContext.triage` kept."""
+
+    @property
+    def triages(self) -> bool: ...
 
 
 class Victim(Protocol):

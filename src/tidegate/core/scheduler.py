@@ -24,7 +24,7 @@ from tidegate.core.lifecycle import Lifecycle, Step
 from tidegate.core.limits import Limits
 from tidegate.core.plan import StepPlan, StepResult
 from tidegate.core.planner import Planner
-from tidegate.core.policy import Grouping, Key, Policy, PolicyContext, Reject
+from tidegate.core.policy import Grouping, Key, Policy, PolicyContext, Reject, Triaging
 from tidegate.core.predict import HistoryPredictor
 from tidegate.core.queue import WaitingQueue
 from tidegate.core.rekeys import RunningKeys
@@ -32,6 +32,7 @@ from tidegate.core.request import FinishReason, Rejection, Request, Status
 from tidegate.core.running import Running, hashes_of
 from tidegate.core.step_time import LearnedStepTime
 from tidegate.core.swap import Swap
+from tidegate.core.triage import Triage
 from tidegate.errors import ConfigError, RequestRefused
 
 # Keys that are asked for again in one plan; those that are left come in the next ones.
@@ -74,6 +75,7 @@ class Scheduler:
             policy, limits, self.ctx, self.kv, self.waiting, self.running, self._lifecycle, self.swap
         )
         self._door = Door(policy, limits, self.ctx, self.kv, self.waiting, self.running, self._end)
+        self._triage = self._make_triage()
         self._lifecycle.backlog = self._door.backlog
         self._lifecycle.lanes = self.waiting if isinstance(self.waiting, Lanes) else None
         self._expiry = Expiry()
@@ -112,7 +114,7 @@ class Scheduler:
             heapq.heappush(self._parked, (r.not_before, r.seq, r))
             self._num_parked += 1
         else:
-            self._lifecycle.wait(r, now)
+            self._begin_to_wait(r, now)
         if r.queue_ttl is not None:
             self._expiry.watch(r, r.arrival + r.queue_ttl, FinishReason.TIMEOUT)
         last_start = self._door.last_start(r)
@@ -130,6 +132,8 @@ class Scheduler:
     def _end(self, r: Request, reason: FinishReason, now: float) -> None:
         """`r` ends here, whatever it was doing, parked or not."""
         self._affinity.forget(r)
+        if self._triage is not None:
+            self._triage.forget(r)
         if r.status is Status.PARKED:
             self._num_parked -= 1
             if len(self._parked) > 2 * self._num_parked + 64:
@@ -143,7 +147,8 @@ class Scheduler:
         self._unpark(now)
         self.expire(now)
         self._settle_keys(now)
-        plan = self._planner.plan(now)
+        due = None if self._triage is None else self._triage.settle(now)
+        plan = self._planner.plan(now, due)
         if not plan and plan.held_back_by is None:
             plan.held_back_by = "parked" if self._num_parked else "nothing to do"
         self._held_back_by = plan.held_back_by
@@ -246,6 +251,22 @@ class Scheduler:
             why["expires"] = r.arrival + r.queue_ttl
         return why
 
+    def _make_triage(self) -> Triage | None:
+        order, limits = self.policy.order, self.limits
+        if not isinstance(order, Triaging) or not order.triages:
+            return None
+        budget = limits.max_num_batched_tokens
+        triage = Triage(self.running, self.policy.budget, self.ctx, budget, self._affinity.known, self._rekey)
+        self.ctx.triage = triage
+        return triage
+
+    def _rekey(self, r: Request) -> None:
+        """Ask again for the place of `r`, wherever it is."""
+        if r in self.waiting:
+            self.waiting.rekey(r)
+        elif r.lease is not None:
+            self._keys.rekey(r)
+
     def _queue(self) -> WaitingQueue:
         order, limits, forget = self.policy.order, self.limits, self._affinity.forget
         if isinstance(order, Grouping):
@@ -342,4 +363,9 @@ class Scheduler:
             r = heapq.heappop(self._parked)[2]
             if r.status is Status.PARKED:
                 self._num_parked -= 1
-                self._lifecycle.wait(r, now)
+                self._begin_to_wait(r, now)
+
+    def _begin_to_wait(self, r: Request, now: float) -> None:
+        self._lifecycle.wait(r, now)
+        if self._triage is not None:
+            self._triage.watch(r)

@@ -56,12 +56,15 @@ class StepView(NamedTuple):
     budget:  tokens the step may hold in all
     decodes: tokens taken by decodes
     load:    what was promised to those who decode, and the KV tokens that their step reads
+    due:     prompt tokens after which the step had better end, so that promised first tokens come in time; None
+             where it may be full
     """
 
     now: float
     budget: int
     decodes: int
     load: DecodeLoad = NOBODY
+    due: int | None = None
 
 
 class Work(NamedTuple):

@@ -9,6 +9,7 @@ from math import inf
 from tidegate.core.decode_load import pace_of
 from tidegate.core.policies.budgets import share_of
 from tidegate.core.policy import PolicyContext
+from tidegate.core.slo import NO_SLO
 from tidegate.core.view import RequestView, StepView
 
 
@@ -28,7 +29,9 @@ class AdaptiveBudget:
     than the limit asks for. `max_stride` 1 is no turns.
 
     Bad at throughput where promises are tight: small chunks use a GPU badly, and so do small batches.
-    As right as the step model in the context. `share` and `max_chunk` are those of `FixedBudget`.
+    As right as the step model in the context. `max_chunk` is that of `FixedBudget`, and so is `share`, for prompts
+    that were promised nothing: where a first token is due, two halves would both be late. A step ends early where a
+    fuller one would be late for a first token in it (`StepView.due`).
     """
 
     share: float = 0.5
@@ -39,6 +42,8 @@ class AdaptiveBudget:
 
     def tokens(self, step: StepView, ctx: PolicyContext) -> int:
         most, limit = step.budget - step.decodes, self._limit(step, ctx)
+        if step.due is not None:
+            most = min(most, step.due)
         if limit is None or most <= 0:
             return most
         context = step.load.context
@@ -47,6 +52,8 @@ class AdaptiveBudget:
     def chunk(
         self, r: RequestView, remaining: int, left: int, step: StepView, contended: bool, ctx: PolicyContext
     ) -> int:
+        if r.slo is not NO_SLO:
+            return share_of(remaining, left, remaining, 1.0, self.max_chunk)
         whole = self.tokens(step, ctx) if contended else remaining
         return share_of(remaining, left, whole, self.share, self.max_chunk)
 

@@ -108,9 +108,10 @@ class Joint:
 
     urgent, 0 <= slack < urgent_slack:  (-1, latest start - urgent_slack * cached share)
     otherwise:  (0, w_wait * (arrival + priority * aging_window) - w_cache * cached share)
-    hopeless, slack < 0:  (0, the same as if its class were one worse)
+    lost, slack < 0 or given up:  (0, the same as if its class were one worse)
     overdue, max(1, priority + 2) * aging_window after its arrival:  (-1, that time)
 
+    Given up are those whose first token could only be kept at the cost of others': the most are kept (core/triage.py).
     So among the urgent, whose latest starts lie within `urgent_slack` of each other, the longest cached prefix
     comes first, nobody who is lost is served before one who is not, and where nothing was promised the order is
     priority, then arrival, with ageing and a cache bonus. The class for displacement is the priority.
@@ -119,6 +120,7 @@ class Joint:
     """
 
     unwrapped: ClassVar[str] = _SECONDS
+    triages: ClassVar[bool] = True
 
     aging_window: float = 60.0
     urgent_slack: float = 0.15
@@ -142,12 +144,13 @@ class Joint:
         if now >= overdue:
             return Key(-1, overdue)
         latest = inf if r.slo is NO_SLO else latest_start(r, ctx, cached)
-        if now > latest:
+        lost = now > latest or ctx.triage.gives_up(r)
+        if lost:
             priority += 1
         elif now >= latest - self.urgent_slack:
             return Key(-1, latest - self.urgent_slack * share, min(nextafter(latest, inf), overdue))
         score = self.w_wait * (r.arrival + priority * window) - self.w_cache * share
-        if now > latest:
+        if lost:
             return Key(0, score, overdue)
         return Key(0, score, min(latest - self.urgent_slack, overdue))
 

@@ -1,0 +1,174 @@
+"""Which first tokens can be kept together: the largest number of them, so that the lost do not sink the next.
+
+Among prompts that are promised a first token and would be computed one after the other, earliest promise first,
+the largest set that keeps its promises is found by giving up the largest prompt whenever one would be late
+(Moore 1968, "An n job, one machine sequencing algorithm", Management Science 15, with Hodgson's procedure). What is
+left of a prompt counts, so that one in the middle of its computation is judged as those are that wait.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from collections.abc import Callable
+
+from tidegate.core.policy import Budget, PolicyContext
+from tidegate.core.request import Request, Status
+from tidegate.core.running import Running
+from tidegate.core.view import RequestView, StepView
+
+HORIZON = 64
+"""So many of the earliest promises are weighed against each other in one plan; those after them come later."""
+
+MARGIN = 0.1
+"""By how much longer than predicted prompts are taken to be: steps are whole, and others decode in them."""
+
+
+MEMORY = 128
+"""A class's share of kept promises is a mean over about so many of its last ones."""
+
+BALANCE = 40.0
+"""A prompt counts as so many times larger for each 100 % of promises that its class kept more than the worst class."""
+
+CLASSES = 256
+"""Of so many classes that share is known; others count as having kept all."""
+
+
+class Triage:
+    """Watches promised first tokens that have not come, and tells orders of them (`PolicyContext.triage`).
+
+    `cached(r)` tokens of a waiting prompt need no computing; `rekey(r)` is told of whoever is given up or no more.
+    A plan costs nothing while nobody waits for a promised first token, and at most `HORIZON` looks otherwise.
+    """
+
+    def __init__(
+        self,
+        running: Running,
+        budget: Budget,
+        ctx: PolicyContext,
+        max_tokens: int,
+        cached: Callable[[Request], int],
+        rekey: Callable[[Request], None],
+    ) -> None:
+        self._given_up: set[Request] = set()
+        self._running = running
+        self._budget = budget
+        self._ctx = ctx
+        self._max_tokens = max_tokens
+        self._cached = cached
+        self._rekey = rekey
+        self._promises: list[tuple[float, int, Request]] = []  # (deadline, arrival sequence, request), sorted
+        self._compact_at = HORIZON
+        self._kept: dict[str, float] = {}  # by class
+
+    def gives_up(self, r: RequestView) -> bool:
+        return r in self._given_up
+
+    def watch(self, r: Request) -> None:
+        """`r` waits for its first token from now on."""
+        if r.slo.ttft is not None and not r.sampled:
+            insort(self._promises, (r.arrival + r.slo.ttft, r.seq, r))
+            if len(self._promises) > self._compact_at:  # those far ahead that ended long before
+                self._promises = [p for p in self._promises if _open(p[2])]
+                self._compact_at = 2 * len(self._promises) + HORIZON
+
+    def forget(self, r: Request) -> None:
+        """`r` has ended."""
+        self._given_up.discard(r)
+
+    def settle(self, now: float) -> int | None:
+        """Decide who is given up in the plan to be made at `now` (seconds).
+
+        Returns after how many prompt tokens the step had better end, where a fuller one would be late for some of
+        those whom it computes; None where it may be full.
+        """
+        if not self._promises:
+            return None
+        first = self._due(now)
+        if not first:
+            return None
+        running, step_time = self._running, self._ctx.step_time
+        decodes, context = running.due_decodes, running.load.context
+        most = self._budget.tokens(StepView(now, self._max_tokens, decodes, running.load), self._ctx)
+        whole = step_time.step(most, decodes, context)
+        token = whole / max(1, most) * (1 + MARGIN)
+        kept, given_up = moore(first, now, token, step_time.step(0, decodes, context), self._weight)
+        for _, r, _ in first:
+            if (r in given_up) != (r in self._given_up):
+                (self._given_up.add if r in given_up else self._given_up.discard)(r)
+                self._rekey(r)
+        return in_time(kept, now, most, lambda tokens: step_time.step(tokens, decodes, context))
+
+    def _due(self, now: float) -> list[tuple[float, Request, int]]:
+        """(deadline, request, prompt tokens to compute) of the earliest promises; those that are over go."""
+        first, kept = [], []
+        for promise in self._promises[:HORIZON]:
+            deadline, _, r = promise
+            if now <= deadline and _open(r):
+                left = r.known_tokens - (self._cached(r) if r.lease is None else r.planned)
+                first.append((deadline, r, max(1, left)))
+                kept.append(promise)
+            else:
+                self._given_up.discard(r)
+                self._count(r.slo_class, not _open(r))
+                if _open(r):
+                    self._rekey(r)  # late: its key says so by itself from now on
+        if len(kept) < min(len(self._promises), HORIZON):
+            self._promises[:HORIZON] = kept
+        return first
+
+    def _weight(self, r: Request) -> float:
+        """How much rather than one as large `r` is given up: the more, the more of its class was kept lately."""
+        kept = self._kept
+        return 1 + BALANCE * (kept.get(r.slo_class, 1.0) - min(kept.values())) if kept else 1.0
+
+    def _count(self, slo_class: str, kept: bool) -> None:
+        """One more promise to a class was kept, or not."""
+        if slo_class in self._kept or len(self._kept) < CLASSES:
+            share = self._kept.get(slo_class, 1.0)
+            self._kept[slo_class] = share + (kept - share) / MEMORY
+
+
+def _open(r: Request) -> bool:
+    """Whether the first token of `r` is still to be planned."""
+    return not r.sampled and r.status is not Status.FINISHED
+
+
+def moore(
+    first: list[tuple[float, Request, int]], now: float, token: float, least: float, weight: Callable[[Request], float]
+) -> tuple[list[tuple[float, int]], set[Request]]:
+    """((deadline, tokens) of those who are kept, who is given up) among `first`, sorted by deadline.
+
+    A prompt token takes `token` seconds, a step at least `least`. Whoever would be late alone is given up at once.
+    The largest is given up first, its tokens times its `weight`.
+    """
+    given_up: set[Request] = set()
+    largest: list[tuple[float, int, Request, int]] = []
+    end = now
+    for deadline, r, tokens in first:
+        if now + max(tokens * token, least) > deadline:
+            given_up.add(r)
+            continue
+        heapq.heappush(largest, (-tokens * weight(r), r.seq, r, tokens))
+        end += tokens * token
+        while end > deadline:
+            _, _, lost, size = heapq.heappop(largest)
+            end -= size * token
+            given_up.add(lost)
+    return [(deadline, tokens) for deadline, r, tokens in first if r not in given_up], given_up
+
+
+def in_time(kept: list[tuple[float, int]], now: float, most: int, seconds: Callable[[int], float]) -> int | None:
+    """Prompt tokens after which a step of at most `most` had better end; None where it may be full.
+
+    `kept` are (deadline, tokens) in order. All that end in the step end when it does: it is cut behind the last
+    prompt with which it is still in time for all before, if more would make it late for one of these.
+    """
+    best, tokens, earliest, cut = 0, 0, None, None
+    for deadline, own in kept:
+        tokens += own
+        earliest = deadline if earliest is None else min(earliest, deadline)
+        if tokens > most or now + seconds(tokens) > earliest:
+            break
+        best, cut = tokens, earliest
+    return best if cut is not None and best < most and now + seconds(most) > cut else None
