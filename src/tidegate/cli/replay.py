@@ -111,14 +111,14 @@ def _report(run: Replay, target: Target, load: Workload, interrupted: bool, as_j
             }
         )
         return
-    print_table([_row(name, asdict(summary)) for name, summary in summaries.items()])
+    print_table([summary_row(name, asdict(summary)) for name, summary in summaries.items()])
     for message, count in run.failures.most_common(5):
         typer.echo(f"{count} failed: {message}")
     if run.send_delay_s > 0.05:
         typer.echo(f"This client fell behind: it sent a request {run.send_delay_s:.2f} s after it was due.")
 
 
-def _row(name: str, summary: dict[str, Any]) -> dict[str, Any]:
+def summary_row(name: str, summary: dict[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = {"class": name, "requests": summary["requests"], "completed": summary["completed"]}
     for measure in ("ttft_s", "tpot_s", "e2e_s"):
         for quantile in ("p50", "p90", "p99"):

@@ -8,7 +8,7 @@ KV block, and a dict of ends for members whose last token is due.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tidegate.core.request import Request
 from tidegate.core.timing import StepTimes
@@ -53,7 +53,8 @@ class DecodeSet:
     """
 
     __slots__ = (
-        "_by_end", "_ends", "_handed_out", "_nowhere", "_offset", "_roster", "_wheel", "applied", "clock", "times",
+        "_by_end", "_ends", "_handed_out", "_nowhere", "_offset", "_roster", "_wheel", "applied", "clock", "keeping",
+        "times",
     )  # fmt: skip
 
     # Times are forgotten in batches of this many, once every member joined later.
@@ -62,6 +63,7 @@ class DecodeSet:
     def __init__(self, block_size: int) -> None:
         self.clock = 0
         self.applied = 0
+        self.keeping = 0  # members whose token ids are kept
         self.times = StepTimes()
         self._roster = Roster()
         self._handed_out = False
@@ -98,6 +100,7 @@ class DecodeSet:
         """`r` decodes from the next advance on."""
         self._own_lists()
         self._offset += r.planned - self.clock
+        self.keeping += r.token_ids is not None
         self._roster.add(r, self._nowhere if r.token_ids is None else r.token_ids)
         assert r.lease is not None
         if len(r.lease.table) < r.footprint:
@@ -111,6 +114,7 @@ class DecodeSet:
         """`r` decodes no more; its derived counters are frozen as they stand."""
         self._own_lists()
         self._offset -= r.planned - self.clock
+        self.keeping -= r.token_ids is not None
         self._roster.drop(r)
         spoke = self._wheel[(self.clock - r.planned) % len(self._wheel)]
         if r in spoke.index:
@@ -131,6 +135,16 @@ class DecodeSet:
         """
         return self._wheel[self.clock % len(self._wheel)]
 
+    def crossings(self) -> list[int]:
+        """How many members cross into a new block at the next advance, at the one after it, ... until it repeats."""
+        now = self.clock % len(self._wheel)
+        return [len(spoke.members) for spoke in (*self._wheel[now:], *self._wheel[:now])]
+
+    @property
+    def next_end(self) -> int:
+        """The clock of the first last token of a member; there must be one."""
+        return self._by_end[0][0]
+
     def ending(self, clock: int) -> list[Request]:
         """Members whose last token is the one of advance number `clock`."""
         return list(self._ends.get(clock, ()))
@@ -150,6 +164,14 @@ class DecodeSet:
         self.times.record(now)
         self._nowhere.clear()
         if not self.applied % self.FORGET_EVERY:
+            self.times.forget(min((r.joined_clock for r in self.members), default=self.applied))
+
+    def apply_all(self, times: Sequence[float]) -> None:
+        """As many advances, the oldest ones, have been computed at these times (seconds)."""
+        rounds = self.applied // self.FORGET_EVERY
+        self.applied += len(times)
+        self.times.record_all(times)
+        if self.applied // self.FORGET_EVERY > rounds:
             self.times.forget(min((r.joined_clock for r in self.members), default=self.applied))
 
     def _fold_gaps(self, r: Request) -> None:

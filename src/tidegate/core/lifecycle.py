@@ -46,7 +46,6 @@ class Step:
     leavers: decodes that left the set while this step was in flight
     ended:   whether a request that it computes has ended meanwhile
     also:    a cohort that decodes beside the set, and its clock after this step
-    context: KV tokens that the decodes read; 0 where nobody asks
     """
 
     plan: StepPlan
@@ -59,7 +58,6 @@ class Step:
     leavers: list[Request] = field(default_factory=list)
     ended: bool = False
     also: tuple[DecodeSet, int] | None = None
-    context: int = 0
 
 
 class Lifecycle:

@@ -81,6 +81,32 @@ class Planner:
         """The head that was last found blocked, and by which constraint."""
         return None if self._blocked is None else (self._blocked[0], self._blocked[3])
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether planning again starts, evicts and displaces nobody, while no key, seat or block comes free.
+
+        True only where that is known without looking for it anew: where the last plan found it so.
+        """
+        queue, running = self._queue, self._running
+        if running.prefilling or running.stalled or self._prefill_steps:
+            return False
+        if not len(queue):
+            return True
+        if not self._eviction.displaces_nobody():
+            return False
+        if not running.free_seats:
+            return True
+        head = queue.peek()
+        if head is None or self._blocked is None or self._blocked[:3] != (head, head.version, self._kv.epoch):
+            return False
+        return not self._policy.features.backfill or self._backfill.exhausted
+
+    def take_numbers(self, steps: int) -> int:
+        """So many steps are planned elsewhere; returns the number of the first."""
+        first = self._next_step
+        self._next_step += steps
+        return first
+
     # Decodes
 
     def _plan_decodes(self, d: Draft) -> None:
@@ -291,8 +317,7 @@ class Planner:
                 step = Step(plan, decodes.members, decodes.outputs, clock, decodes.ending(clock))
             else:
                 step = self._step_with(running.turn, plan)
-            if self._ctx.step_time.learns:
-                step.context = decodes.context if running.turn is None else running.load.context
+            plan.context = decodes.context if running.turn is None else running.load.context
         else:
             step = Step(plan, [], [], 0, [])
         step.transfers = d.transfers

@@ -106,6 +106,18 @@ class Running:
             self.expected.grow([*resumed, *members])
         return growth
 
+    def advance(self, steps: int) -> None:
+        """So many decodes of everybody in `decodes`, each with the blocks it crosses into."""
+        decodes, grow, expected = self.decodes, self.kv.grow, self.expected
+        for _ in range(steps):
+            crossing = decodes.crossing()
+            if crossing.members:
+                grow(crossing.lists)
+                self.outstanding -= len(crossing.members)
+                if expected is not None:
+                    expected.grow(crossing.members)
+            decodes.advance()
+
     def start_decoding(self, r: Request) -> None:
         """`r` decodes from the next advance on."""
         if self.service is not None and r in self.prefilling:

@@ -1,0 +1,176 @@
+"""One simulated engine: a real scheduler on a virtual clock, and the cost model in place of an accelerator."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import TypeAlias
+
+from tidegate.core.events import Event
+from tidegate.core.plan import StepPlan, StepResult
+from tidegate.core.quiet import QuietSteps
+from tidegate.core.request import Request
+from tidegate.core.scheduler import Scheduler
+from tidegate.errors import RequestRefused
+from tidegate.executors.sim.executor import SimExecutor
+from tidegate.observe.steplog import StepRow
+
+Observer: TypeAlias = Callable[[Sequence[Event]], None]
+StepSink: TypeAlias = Callable[[StepRow], None]
+
+STUCK_AFTER = 3
+"""Empty plans in a row, with nobody to come and no time to wait for, after which the scheduler is at fault."""
+
+
+class Instance:
+    """Plans, waits as long as the step takes, applies: `run_until` a time, `add` a request, and so on.
+
+    A result at the very time of an arrival comes before it, a plan after it. Steps in which only decoding happens
+    are taken at once (`Scheduler.quiet_steps`) unless `stepping`; the outcome is the same to the last bit.
+
+    observers: each is told the events of every step in order
+    on_step:   takes a row of every step
+    """
+
+    def __init__(
+        self,
+        name: str,
+        scheduler: Scheduler,
+        executor: SimExecutor,
+        observers: Sequence[Observer],
+        on_step: StepSink | None = None,
+        stepping: bool = False,
+    ) -> None:
+        self.name = name
+        self.scheduler = scheduler
+        self.steps = 0
+        self._executor = executor
+        self._observers = observers
+        self._on_step = on_step
+        self._stepping = stepping
+        self._next = inf  # when to plan
+        self._step: tuple[StepPlan, StepResult] | None = None  # in flight
+        self._end = inf  # of that
+        self._quiet: QuietSteps | None = None  # a span of steps that is under way
+        self._begin = 0.0  # of that
+        self._ends: list[float] = []  # of its steps, as far as they were looked at
+        self._empty = 0
+
+    def run_until(self, until: float) -> None:
+        """Do what is due before `until` (seconds), and take results that come at it."""
+        while True:
+            if self._step is not None:
+                if self._end > until:
+                    return
+                self._apply(*self._step)
+            elif self._quiet is not None:
+                self._executor.extend(self._ends, self._quiet, self._begin, until)
+                if self._ends[-1] > until or not self._looked_through(self._quiet):
+                    return
+                self._pass(self._quiet, self._ends)
+            if self._next >= until:
+                return
+            self._plan(self._next)
+
+    def add(self, r: Request, now: float) -> None:
+        """`r` arrives. `run_until` has been called with `now` (seconds)."""
+        if self._quiet is not None:
+            self._interrupt(self._quiet, now)
+        try:
+            self.scheduler.add(r, now)
+        except RequestRefused:  # told as an event
+            self._tell()
+        if self._step is None:
+            self._next = min(self._next, now)
+
+    def _plan(self, now: float, stepping: bool = False) -> None:
+        """Begin the next step, or a span of quiet ones."""
+        if not (stepping or self._stepping):
+            quiet = self.scheduler.quiet_steps(now)
+            if quiet.steps > 1:
+                self._quiet, self._begin, self._ends, self._next = quiet, now, [], inf
+                return
+        plan = self.scheduler.plan(now)
+        if not plan:
+            self._rest(now)
+            return
+        result, seconds = self._executor.run(plan)
+        self._step, self._end, self._next, self._empty = (plan, result), now + seconds, inf, 0
+        self.steps += 1
+        if self._on_step is not None:
+            self._on_step(self._row(plan, seconds))
+
+    def _rest(self, now: float) -> None:
+        """Nothing can be computed: until time changes that, or somebody arrives."""
+        self._tell()
+        if not self.scheduler.has_work:
+            self._next = inf
+            return
+        wake = self.scheduler.next_wake(now)
+        self._empty += 1
+        if wake is None or wake == inf:
+            if self._empty >= STUCK_AFTER:
+                raise RuntimeError(
+                    f"instance {self.name} is stuck: requests wait, nothing runs, and nothing is to come"
+                )
+            wake = now
+        self._next = wake
+
+    def _apply(self, plan: StepPlan, result: StepResult) -> None:
+        self.scheduler.apply(plan, result, self._end)
+        self._step, self._next, self._end = None, self._end, inf
+        self._tell()
+
+    def _looked_through(self, quiet: QuietSteps) -> bool:
+        """Whether the ends of all steps of the span are known."""
+        return len(self._ends) == quiet.steps or self._ends[-1] >= quiet.until
+
+    def _interrupt(self, quiet: QuietSteps, now: float) -> None:
+        """Somebody arrives within the span: end it after its last whole step; one that has begun goes on."""
+        self._pass(quiet, self._ends[: bisect_right(self._ends, now)])
+        if self._next < now:
+            self._plan(self._next, stepping=True)
+
+    def _pass(self, quiet: QuietSteps, ends: list[float]) -> None:
+        """Take the first steps of the span, which end at `ends`, and leave it."""
+        self._quiet, self._next = None, ends[-1] if ends else self._begin
+        if not ends:
+            return
+        self.steps += len(ends)
+        if self._on_step is not None:
+            self._write_rows(quiet, ends, self._on_step)
+        self.scheduler.pass_steps(ends, [0] * quiet.decodes)
+        self._tell()
+
+    def _tell(self) -> None:
+        events = self.scheduler.take_events()
+        if events:
+            for observer in self._observers:
+                observer(events)
+
+    def _row(self, plan: StepPlan, seconds: float) -> StepRow:
+        scheduler = self.scheduler
+        return StepRow(
+            start_s=plan.now,
+            seconds=seconds,
+            prefill_tokens=sum(chunk.length for chunk in plan.chunks),
+            decodes=len(plan.decodes),
+            context_tokens=plan.context,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            free_blocks=scheduler.kv.available,
+            preempted=len(plan.preempted),
+            replica=self.name,
+        )
+
+    def _write_rows(self, quiet: QuietSteps, ends: Sequence[float], write: StepSink) -> None:
+        scheduler, step_seconds = self.scheduler, self._executor.cost.step_seconds
+        running, waiting, free = len(scheduler.running), len(scheduler.waiting), scheduler.kv.available
+        n, context, start = quiet.decodes, quiet.context, self._begin
+        for step, end in enumerate(ends):
+            free -= quiet.growth[step % len(quiet.growth)]
+            seconds = step_seconds(decodes=n, context=context)
+            write(StepRow(start, seconds, 0, n, context, running, waiting, free, 0, self.name))
+            context += n
+            start = end
