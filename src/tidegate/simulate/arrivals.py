@@ -8,6 +8,7 @@ from tidegate.core.hashing import BlockHash
 from tidegate.core.request import Request
 from tidegate.core.slo import SloClass
 from tidegate.errors import InputError
+from tidegate.routing.view import RouteView
 from tidegate.simulate.workload import WorkloadRequest
 
 _CHAIN_BITS = (1 << 52) - 1  # of a block's name; what is left of 63 bits numbers the pool's blocks in it
@@ -18,8 +19,8 @@ def arrivals(
     classes: Mapping[str, SloClass],
     block_size: int,
     declared: int | None = None,
-) -> Iterator[Request]:
-    """The requests of `workload`, whose ids are their numbers, in order of arrival.
+) -> Iterator[tuple[Request, RouteView]]:
+    """The requests of `workload`, whose ids are their numbers, in order of arrival, as engines and routes see them.
 
     Each knows its true number of outputs (`oracle_tokens`) and declares it, or `declared` tokens where that is
     more. Raises InputError for a class that there is not, and for a workload that is not in order.
@@ -32,8 +33,10 @@ def arrivals(
         if w.arrival_s < before:
             raise InputError(f"request {number} arrives at {w.arrival_s:g} s, before the one ahead of it")
         before = w.arrival_s
-        yield Request(
-            str(number),
+        chains = chained(w.hash_ids) if w.hash_ids else ()
+        route = RouteView(str(number), w.slo_class, w.prompt_tokens, chains, w.hash_block_tokens)
+        r = Request(
+            route.id,
             prompt_tokens=w.prompt_tokens,
             max_tokens=w.output_tokens if declared is None else max(declared, w.output_tokens),
             arrival=w.arrival_s,
@@ -41,25 +44,32 @@ def arrivals(
             slo_class=w.slo_class,
             priority=slo_class.priority if w.priority is None else w.priority,
             slo=slo_class.slo,
-            block_hashes=prefix_hashes(w, block_size) if w.hash_ids else (),
+            block_hashes=prefix_hashes(w, chains, block_size) if chains else (),
             queue_ttl=slo_class.queue_ttl,
             oracle_tokens=w.output_tokens,
         )
+        yield r, route
 
 
-def prefix_hashes(w: WorkloadRequest, block_size: int) -> Sequence[BlockHash]:
-    """Chained hashes of the full blocks of a prompt, from the names of its larger blocks.
+def chained(names: Iterable[int]) -> list[int]:
+    """Names of blocks, each with those before it: equal from the start as far as `names` are."""
+    chain, chains = 0, []
+    for name in names:
+        chain = hash((chain, name)) & _CHAIN_BITS  # of whole numbers, so the same in every process
+        chains.append(chain)
+    return chains
 
-    Equal from the start as far as the names are; nothing is hashed but the names, each with those before it.
+
+def prefix_hashes(w: WorkloadRequest, chains: Sequence[int], block_size: int) -> Sequence[BlockHash]:
+    """Hashes of the full blocks of a prompt from the chained names of its larger blocks; nothing is hashed.
+
     Raises InputError where the larger blocks are not made of whole blocks.
     """
     inside, rest = divmod(w.hash_block_tokens, block_size)
     if rest:
         raise InputError(f"hash ids name blocks of {w.hash_block_tokens} tokens, of which {block_size} is no divisor")
     hashes: list[BlockHash] = []
-    chain = 0
-    for name in w.hash_ids:
-        chain = hash((chain, name)) & _CHAIN_BITS
+    for chain in chains:
         first = chain * inside
         hashes += range(first, first + inside)
     del hashes[w.prompt_tokens // block_size :]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import TypeAlias
 
 from tidegate.core.events import Event
@@ -17,15 +16,22 @@ from tidegate.core.policy import Policy, PolicyContext
 from tidegate.core.predict import HistoryPredictor, Predictor
 from tidegate.core.scheduler import Scheduler
 from tidegate.core.slo import DEFAULT_CLASSES, SloClass
+from tidegate.errors import ConfigError
 from tidegate.executors.sim.cost import CostModel
 from tidegate.executors.sim.executor import SimExecutor
 from tidegate.executors.sim.step_time import CostTime
 from tidegate.observe.records import Record, Recorder
+from tidegate.routing.route import Route
+from tidegate.routing.view import ReplicaView
 from tidegate.simulate.arrivals import arrivals
+from tidegate.simulate.fleet import Fleet
 from tidegate.simulate.instance import Instance, Observer, StepSink
 from tidegate.simulate.workload import WorkloadRequest
 
 RecordSink: TypeAlias = Callable[[list[Record]], None]
+
+TYPICAL_CHUNK = 2048
+"""Tokens of the prefill step from which a route learns what a prompt token costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,26 @@ class EngineSetup:
 
 
 @dataclass(frozen=True, slots=True)
+class FleetSetup:
+    """How many engines there are, and how requests come to them.
+
+    pools: the name and the engines of each pool; one without a name where there is nothing to tell apart
+    route: builds the route, with the seconds of a prompt token and the KV tokens of an engine. None for one engine
+    """
+
+    pools: Sequence[tuple[str, int]] = (("", 1),)
+    route: Callable[[float, int], Route] | None = None
+
+    def views(self, limits: Limits) -> list[ReplicaView]:
+        """What is known of each engine beforehand. Raises ConfigError for several engines without a route."""
+        pools = [pool for pool, engines in self.pools for _ in range(engines)]
+        if not pools or (len(pools) > 1 and self.route is None):
+            raise ConfigError(f"{len(pools)} engines need a route")
+        seats, tokens = limits.max_num_seqs, limits.pool_tokens
+        return [ReplicaView(str(n), pool, seats, tokens) for n, pool in enumerate(pools)]
+
+
+@dataclass(frozen=True, slots=True)
 class Totals:
     """How much was simulated: requests that arrived, steps of all engines, and the time of the last result."""
 
@@ -59,6 +85,7 @@ def simulate(
     setup: EngineSetup,
     on_records: RecordSink,
     *,
+    fleet: FleetSetup = FleetSetup(),
     classes: Mapping[str, SloClass] = DEFAULT_CLASSES,
     declared: int | None = None,
     on_step: StepSink | None = None,
@@ -71,25 +98,30 @@ def simulate(
     on_records: takes the records of requests that ended, a few at a time, and may keep the list
     declared:   see `arrivals`
     on_step:    takes a row of every step
-    observers:  each is told the events of every step
+    observers:  each is told the events of every step of every engine
     on_arrival: told, now and then, how many requests have arrived
     stepping:   plan every single step, instead of taking those at once in which only decoding happens
 
     Memory holds only what waits and runs. Raises InputError for requests that make no sense.
     """
-    scheduler, executor = setup.scheduler()
-    told: tuple[Observer, ...] = (*observers, RecordObserver("0", on_records))
-    instance = Instance("0", scheduler, executor, told, on_step, stepping)
+
+    def build(view: ReplicaView, told: Sequence[Observer]) -> Instance:
+        scheduler, executor = setup.scheduler()
+        everybody: tuple[Observer, ...] = (*observers, *told, RecordObserver(view.name, on_records))
+        return Instance(view.name, scheduler, executor, everybody, on_step, stepping)
+
+    token_s = setup.cost.prefill_seconds(TYPICAL_CHUNK) / TYPICAL_CHUNK
+    route = None if fleet.route is None else fleet.route(token_s, setup.limits.pool_tokens)
+    engines = Fleet(fleet.views(setup.limits), route, build)
     number = 0
-    for number, r in enumerate(arrivals(workload, classes, setup.limits.block_size, declared), 1):
-        instance.run_until(r.arrival)
-        instance.add(r, r.arrival)
+    for number, (r, view) in enumerate(arrivals(workload, classes, setup.limits.block_size, declared), 1):
+        engines.add(r, view)
         if on_arrival is not None and not number % 256:
             on_arrival(number)
-    instance.run_until(inf)
+    engines.drain()
     if on_arrival is not None:
         on_arrival(number)
-    return Totals(number, instance.steps, scheduler.ctx.now)
+    return Totals(number, engines.steps, max(i.scheduler.ctx.now for i in engines.instances))
 
 
 class RecordObserver:
