@@ -124,9 +124,7 @@ class Cohorts:
             return 0
         if not load.paces:
             return steps
-        if load.changes != self._seen:
-            return 0
-        unasked = max(0, self._check_at - main.clock)
+        unasked = max(0, self._check_at - main.clock) if load.changes == self._seen else 0
         if unasked >= steps or not self._sufficed:
             return min(unasked, steps)
         ahead = DecodeLoad((_Ahead(len(main), main.context + steps * len(main)),))
@@ -137,6 +135,7 @@ class Cohorts:
     def pass_steps(self, steps: int) -> None:
         """So many steps are about to be planned of which `quiet_steps` said that nobody is dealt in them."""
         if self._load.paces:
+            self._seen = self._load.changes
             clock = self.main.clock
             if self._check_at < clock + steps:
                 due = max(self._check_at, clock)

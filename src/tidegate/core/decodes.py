@@ -140,6 +140,17 @@ class DecodeSet:
         now = self.clock % len(self._wheel)
         return [len(spoke.members) for spoke in (*self._wheel[now:], *self._wheel[:now])]
 
+    def crossing_within(self, advances: int) -> list[list[int]]:
+        """The tables of members that cross within so many advances, each as often as its member does."""
+        wheel, clock = self._wheel, self.clock
+        size = len(wheel)
+        tables: list[list[int]] = []
+        for ahead in range(min(advances, size)):
+            lists = wheel[(clock + ahead) % size].lists
+            if lists:
+                tables += lists * ((advances - ahead - 1) // size + 1)
+        return tables
+
     @property
     def next_end(self) -> int:
         """The clock of the first last token of a member; there must be one."""
@@ -153,9 +164,9 @@ class DecodeSet:
         """(clock of the last token, blocks at the peak) of every member, by clock."""
         return ((end, blocks) for end, _, blocks in self._by_end)
 
-    def advance(self) -> None:
-        """Plan one decode of every member."""
-        self.clock += 1
+    def advance(self, steps: int = 1) -> None:
+        """Plan one decode of every member, or so many of each."""
+        self.clock += steps
         self._handed_out = True
 
     def apply(self, now: float) -> None:

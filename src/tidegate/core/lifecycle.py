@@ -214,7 +214,8 @@ class Lifecycle:
         timing = _timing(r, now)
         missed: tuple[str, ...] = ()
         if r.slo is not NO_SLO and reason is not FinishReason.CANCELLED:
-            missed = r.slo.missed(timing.ttft, timing.tpot, timing.p99_gap, timing.e2e)
+            p99_gap = timing.p99_gap if r.slo.tbt is not None else None  # which takes sorting them
+            missed = r.slo.missed(timing.ttft, timing.tpot, p99_gap, timing.e2e)
         ended = Finished(now, r, reason, timing, missed)
         self.events.append(ended)
         self.diary.close(ended)

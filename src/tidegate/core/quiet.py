@@ -61,26 +61,26 @@ class Quiet:
         self._keys = keys
         self._affinity = affinity
 
-    def ahead(self, now: float, wake: float | None, blocks: int) -> QuietSteps:
-        """The quiet steps from `now` on, which may take `blocks` blocks.
-
-        `wake` is when time alone changes what can be planned.
-        """
+    def most(self) -> int:
+        """How many steps are quiet as far as requests go, whatever the time and the blocks they take."""
         running = self._running
         decodes = running.decodes
-        if not decodes.members or decodes.keeping or self._ctx.step_time.learns:
-            return LOUD
+        if running.prefilling or not decodes.members or decodes.keeping or self._ctx.step_time.learns:
+            return 0
         steps = decodes.next_end - decodes.clock - 1  # the last token of a request is not quiet
-        if steps < 1 or (wake is not None and wake <= now) or not self._at_rest():
-            return LOUD
-        steps = int(min(steps, self._keys.quiet_plans))
+        return steps if steps > 0 and self._at_rest() else 0
+
+    def ahead(self, steps: int, until: float, blocks: int) -> QuietSteps:
+        """The quiet ones of the next `steps`, before `until` (seconds), which may take `blocks` blocks."""
+        running = self._running
+        decodes = running.decodes
         growth = decodes.crossings()
-        steps = _covered(growth, blocks, steps)
+        steps = _covered(growth, blocks, int(min(steps, self._keys.quiet_plans)))
         if running.cohorts is not None and steps > 0:
             steps = running.cohorts.quiet_steps(steps)
         if steps < 1:
             return LOUD
-        return QuietSteps(steps, inf if wake is None else wake, len(decodes), decodes.context + len(decodes), growth)
+        return QuietSteps(steps, until, len(decodes), decodes.context + len(decodes), growth)
 
     def take(self, times: Sequence[float], tokens: Sequence[int]) -> list[Event]:
         """Take as many quiet steps as there are `times` at which they end; what happened in them."""

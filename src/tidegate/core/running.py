@@ -108,14 +108,18 @@ class Running:
 
     def advance(self, steps: int) -> None:
         """So many decodes of everybody in `decodes`, each with the blocks it crosses into."""
-        decodes, grow, expected = self.decodes, self.kv.grow, self.expected
-        for _ in range(steps):
+        decodes, kv = self.decodes, self.kv
+        tables = decodes.crossing_within(steps)
+        self.outstanding -= len(tables)
+        if self.expected is None and len(tables) <= kv.free:
+            kv.grow(tables)
+            decodes.advance(steps)
+            return
+        for _ in range(steps):  # what is evicted, and what growth is expected, goes by the step
             crossing = decodes.crossing()
-            if crossing.members:
-                grow(crossing.lists)
-                self.outstanding -= len(crossing.members)
-                if expected is not None:
-                    expected.grow(crossing.members)
+            kv.grow(crossing.lists)
+            if self.expected is not None:
+                self.expected.grow(crossing.members)
             decodes.advance()
 
     def start_decoding(self, r: Request) -> None:

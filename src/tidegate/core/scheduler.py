@@ -10,6 +10,7 @@ import heapq
 from collections import Counter
 from collections.abc import Sequence
 from itertools import count
+from math import inf
 from typing import Any, NamedTuple
 
 from tidegate.core.affinity import Affinity
@@ -178,14 +179,16 @@ class Scheduler:
         0 steps where that is not known, where steps are in flight, or where the host keeps token ids or step times are
         learned (both need each step's result). For simulations, which may `pass_steps` then.
         """
-        if self._lifecycle.in_flight:
+        steps = 0 if self._lifecycle.in_flight else self._quiet.most()
+        wake = self.next_wake(now) if steps else now
+        if not steps or (wake is not None and wake <= now):
             return LOUD
         head = self.waiting.peek() if len(self.waiting) else None
         warm = head is not None and self._affinity.warm(head)
         if warm and self._looked_at != (head, self.kv.evictions):
             return LOUD
         # Whoever comes first because of a cached prefix is looked at again when anything is evicted.
-        return self._quiet.ahead(now, self.next_wake(now), self.kv.free if warm else self.kv.available)
+        return self._quiet.ahead(steps, inf if wake is None else wake, self.kv.free if warm else self.kv.available)
 
     def pass_steps(self, times: Sequence[float], tokens: Sequence[int]) -> None:
         """Take `len(times)` of the `quiet_steps` at once, as `plan` and `apply` would have one by one.

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from tidegate.core.events import Event, Finished, Rejected, Timing
 from tidegate.core.request import FinishReason, Request
+from tidegate.core.timing import nearest_rank
 from tidegate.errors import InputError
 
 COMPLETED = frozenset({FinishReason.STOP.value, FinishReason.LENGTH.value, FinishReason.LENGTH_KV.value})
@@ -91,6 +92,7 @@ class Recorder:
                 self.records.append(self._row(event.request, event.now, FinishReason.REFUSED, never, ()))
 
     def _row(self, r: Request, now: float, reason: FinishReason, timing: Timing, missed: Sequence[str]) -> Record:
+        gaps = sorted(timing.gaps)
         return Record(
             request_id=r.id,
             tenant=r.tenant,
@@ -106,8 +108,8 @@ class Recorder:
             recomputed_tokens=r.recomputed_tokens,
             swapped_blocks=r.swapped_blocks,
             preemptions=r.preemptions,
-            max_gap_s=timing.max_gap,
-            p99_gap_s=timing.p99_gap,
+            max_gap_s=gaps[-1] if gaps else None,
+            p99_gap_s=nearest_rank(gaps, 0.99),
             ttft_s=timing.ttft,
             tpot_s=timing.tpot,
             e2e_s=timing.e2e,
