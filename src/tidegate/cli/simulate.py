@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+
+from tidegate.routing.route import ROUTES
 
 if TYPE_CHECKING:
     from tidegate.config import Config
     from tidegate.executors.sim.cost import CostModel
     from tidegate.observe.records import Record
     from tidegate.observe.summary import ClassSummary
+    from tidegate.routing.route import Route
     from tidegate.simulate.instance import StepSink
-    from tidegate.simulate.run import EngineSetup, RecordSink, Totals
+    from tidegate.simulate.run import EngineSetup, FleetSetup, RecordSink, Totals
     from tidegate.simulate.workload import Workload
 
 
@@ -30,6 +33,16 @@ class Outcome:
     summary: dict[str, ClassSummary]
     totals: Totals
     wall_s: float
+
+
+class Engines(NamedTuple):
+    """What the command line says of several engines."""
+
+    replicas: int | None
+    pools: tuple[str, ...]
+    borrow: int | None
+    route: str | None
+    seed: int | None
 
 
 def simulate(
@@ -60,6 +73,17 @@ def simulate(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N requests.")] = None,
     rate_scale: Annotated[float, typer.Option(help="Let requests arrive this many times as fast.")] = 1.0,
+    replicas: Annotated[int | None, typer.Option(min=1, help="Engines, each as described; one without.")] = None,
+    pool: Annotated[
+        list[str] | None,
+        typer.Option(metavar="N:CLASS,...", help="N engines for these classes alone; repeat it instead of --replicas."),
+    ] = None,
+    borrow: Annotated[
+        int | None,
+        typer.Option(min=1, help="Use engines of other pools with at least so many outstanding requests fewer."),
+    ] = None,
+    route: Annotated[str | None, typer.Option(help=f"Who gets a request: {', '.join(ROUTES)}. joint without.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of --route random.")] = None,
     config: Annotated[Path | None, typer.Option(help="Configuration: policy parameters, classes, limits.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write POLICY.records.parquet and POLICY.steps.parquet to this folder.")
@@ -82,14 +106,15 @@ def simulate(
     if len(set(names)) < len(names):
         raise InputError("the same --policy is named twice")
     runs = [(name, *_setup(name, cost, config, options)) for name in names]
+    fleet = _fleet(Engines(replicas, tuple(pool or ()), borrow, route, seed), runs[0][1])
     load = _load(workloads, runs[0][1], rate_scale, limit)
     if out is not None:
         _make_folder(out)
-    outcomes = [_run(name, settings, setup, load, declared, out) for name, settings, setup in runs]
+    outcomes = [_run(name, settings, setup, load, fleet, declared, out) for name, settings, setup in runs]
     if as_json:
-        print_json(_document(load, cost, outcomes))
+        print_json(_document(load, cost, fleet, outcomes))
     else:
-        _show(load, cost, outcomes)
+        _show(load, cost, fleet, outcomes)
 
 
 def _setup(name: str, cost: CostModel, path: Path | None, options: dict[str, Any]) -> tuple[Config, EngineSetup]:
@@ -112,6 +137,56 @@ def _setup(name: str, cost: CostModel, path: Path | None, options: dict[str, Any
     limits = settings.limits(blocks, None, host)
     build_predictor(settings.predictor)  # so that a bad file is told now
     return settings, EngineSetup(settings.build_policy(), limits, cost, partial(build_predictor, settings.predictor))
+
+
+def _fleet(engines: Engines, settings: Config) -> FleetSetup:
+    """Pools and route. Raises InputError for options that contradict each other, or would do nothing."""
+    from tidegate.errors import InputError
+    from tidegate.routing.pools import Pools
+    from tidegate.routing.route import build_route
+    from tidegate.simulate.run import FleetSetup
+
+    pools, of_class = _pools(engines.pools, settings) if engines.pools else ([("", engines.replicas or 1)], {})
+    count = sum(n for _, n in pools)
+    if engines.pools and engines.replicas is not None:
+        raise InputError("--pool says how many engines there are; leave --replicas out")
+    if engines.borrow is not None and len(pools) < 2:
+        raise InputError("--borrow does nothing without a second --pool")
+    if count == 1 and engines.route is not None:
+        raise InputError("--route does nothing with one engine; set --replicas")
+    if engines.seed is not None and engines.route != "random":
+        raise InputError("--seed does nothing without --route random")
+    if count == 1:
+        return FleetSetup()
+    name, seed, rules = engines.route or "joint", engines.seed or 0, Pools(of_class, engines.borrow)
+
+    def build(token_s: float, kv_tokens: int) -> Route:
+        return build_route(name, token_s=token_s, seed=seed, pools=rules, remembered=kv_tokens)
+
+    build(1.0, 1)  # so that a bad name is told now
+    return FleetSetup(pools, build, name)
+
+
+def _pools(texts: Sequence[str], settings: Config) -> tuple[list[tuple[str, int]], dict[str, str]]:
+    """(name and engines of each pool, the pool of each class), from "N:CLASS,CLASS" texts."""
+    from tidegate.errors import InputError
+
+    pools: list[tuple[str, int]] = []
+    of_class: dict[str, str] = {}
+    for text in texts:
+        number, _, classes = text.partition(":")
+        if not number.isdecimal() or int(number) < 1 or not classes:
+            raise InputError(
+                f"--pool {text}: must be a number of engines and classes, such as 2:interactive,completion"
+            )
+        pools.append((classes, int(number)))
+        for name in classes.split(","):
+            if name not in settings.classes:
+                raise InputError(f"--pool {text}: no class {name!r}; there are: {', '.join(sorted(settings.classes))}")
+            if name in of_class:
+                raise InputError(f"--pool {text}: class {name} has a pool already")
+            of_class[name] = classes
+    return pools, of_class
 
 
 def _load(names: list[str], settings: Config, rate_scale: float, limit: int | None) -> Workload:
@@ -147,7 +222,13 @@ def _make_folder(out: Path) -> None:
 
 
 def _run(
-    name: str, settings: Config, setup: EngineSetup, load: Workload, declared: int | None, out: Path | None
+    name: str,
+    settings: Config,
+    setup: EngineSetup,
+    load: Workload,
+    fleet: FleetSetup,
+    declared: int | None,
+    out: Path | None,
 ) -> Outcome:
     from tidegate.cli.output import progress_bar
     from tidegate.observe.summary import summarise
@@ -165,6 +246,7 @@ def _run(
             load,
             setup,
             keep,
+            fleet=fleet,
             classes=settings.slo_classes,
             declared=declared,
             on_step=on_step,
@@ -189,7 +271,7 @@ def _files(name: str, out: Path | None, records: list[Record]) -> Iterator[tuple
     write_records(records, out / f"{stem}.records.parquet")
 
 
-def _document(load: Workload, cost: CostModel, outcomes: list[Outcome]) -> dict[str, Any]:
+def _document(load: Workload, cost: CostModel, fleet: FleetSetup, outcomes: list[Outcome]) -> dict[str, Any]:
     """The documented output of `--json` (docs/simulate.md)."""
     return {
         "workload": load.name,
@@ -198,6 +280,9 @@ def _document(load: Workload, cost: CostModel, outcomes: list[Outcome]) -> dict[
         "validated": cost.hardware.validated,
         "model": cost.model.name,
         "tp": cost.tp,
+        "host_overhead_s": cost.base_s - cost.hardware.t0,
+        "replicas": fleet.engines,
+        "route": fleet.route_name,
         "policies": {
             o.policy: {
                 "num_blocks": o.num_blocks,
@@ -210,12 +295,14 @@ def _document(load: Workload, cost: CostModel, outcomes: list[Outcome]) -> dict[
     }
 
 
-def _show(load: Workload, cost: CostModel, outcomes: list[Outcome]) -> None:
+def _show(load: Workload, cost: CostModel, fleet: FleetSetup, outcomes: list[Outcome]) -> None:
     from tidegate.cli.output import print_table
     from tidegate.cli.replay import summary_row
 
     unvalidated = "" if cost.hardware.validated else " (unvalidated)"
     gpus = f"{cost.tp} x {cost.hardware.name}" if cost.tp > 1 else cost.hardware.name
+    if fleet.engines > 1:
+        gpus = f"{fleet.engines} engines of {gpus}, route {fleet.route_name}"
     title = f"{load.name}, {len(load):,} requests, {cost.model.name} on {gpus}{unvalidated}"
     rows = [
         {"policy": o.policy, **summary_row(name, asdict(summary))}

@@ -57,10 +57,17 @@ class FleetSetup:
 
     pools: the name and the engines of each pool; one without a name where there is nothing to tell apart
     route: builds the route, with the seconds of a prompt token and the KV tokens of an engine. None for one engine
+    route_name: what results call it
     """
 
     pools: Sequence[tuple[str, int]] = (("", 1),)
     route: Callable[[float, int], Route] | None = None
+    route_name: str | None = None
+
+    @property
+    def engines(self) -> int:
+        """How many there are in all."""
+        return sum(engines for _, engines in self.pools)
 
     def views(self, limits: Limits) -> list[ReplicaView]:
         """What is known of each engine beforehand. Raises ConfigError for several engines without a route."""
