@@ -23,7 +23,7 @@ from tidegate.executors.sim.step_time import CostTime
 from tidegate.observe.records import Record, Recorder
 from tidegate.routing.route import Route
 from tidegate.routing.view import ReplicaView
-from tidegate.simulate.arrivals import arrivals
+from tidegate.simulate.incoming import incoming
 from tidegate.simulate.fleet import Fleet
 from tidegate.simulate.instance import Instance, Observer, StepSink
 from tidegate.simulate.workload import WorkloadRequest
@@ -103,7 +103,7 @@ def simulate(
     """Simulate `workload` to its last result.
 
     on_records: takes the records of requests that ended, a few at a time, and may keep the list
-    declared:   see `arrivals`
+    declared:   see `incoming`
     on_step:    takes a row of every step
     observers:  each is told the events of every step of every engine
     on_arrival: told, now and then, how many requests have arrived
@@ -121,7 +121,7 @@ def simulate(
     route = None if fleet.route is None else fleet.route(token_s, setup.limits.pool_tokens)
     engines = Fleet(fleet.views(setup.limits), route, build)
     number = 0
-    for number, (r, view) in enumerate(arrivals(workload, classes, setup.limits.block_size, declared), 1):
+    for number, (r, view) in enumerate(incoming(workload, classes, setup.limits.block_size, declared), 1):
         engines.add(r, view)
         if on_arrival is not None and not number % 256:
             on_arrival(number)

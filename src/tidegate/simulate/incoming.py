@@ -14,7 +14,7 @@ from tidegate.simulate.workload import WorkloadRequest
 _CHAIN_BITS = (1 << 52) - 1  # of a block's name; what is left of 63 bits numbers the pool's blocks in it
 
 
-def arrivals(
+def incoming(
     workload: Iterable[WorkloadRequest],
     classes: Mapping[str, SloClass],
     block_size: int,
