@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tidegate import __version__
 from tidegate.cli.main import COMMANDS
 from tidegate.config import Config, resolve
 from tidegate.core.presets import PRESETS
+from tidegate.simulate.profile import Profile
 from tidegate.simulate.traces import TRACES
 
 SRC = Path(__file__).resolve().parents[2] / "src"
@@ -74,6 +76,21 @@ def test_version() -> None:
         (("replay",), "Missing argument 'workload'."),
         (("replay", "azure", "--limit", "0"), "Invalid value for '--limit'"),
         (("replay", "azure"), "no workload 'azure': name a .jsonl or .csv file, or a shipped trace (azure-conv"),
+        (("replay", "azure-conv:thni=0.5"), "azure-conv:thni=0.5: unknown key 'thni'; did you mean 'thin'?"),
+        (("replay", "closed:clients=2,count=9,prompt=1,output=1", "--limit", "3"), "a closed loop cannot be cut"),
+        (("traces", "show"), "Missing argument 'workload'."),
+        (
+            ("traces", "show", "azure"),
+            "no workload 'azure': name a .jsonl or .csv file, or a shipped trace (azure-conv",
+        ),
+        (("traces", "show", "poisson:rate=4,count=9"), "poisson:rate=4,count=9: give prompt= and output="),
+        (
+            ("traces", "show", "closed:clients=2,count=9,prompt=1,output=1"),
+            "closed:clients=2,count=9,prompt=1,output=1: a",
+        ),
+        (("traces", "show", "azure-conv", "--map", "tenant=user"), "a map of columns or a unit needs a file"),
+        (("traces", "show", "none.csv", "--map", "user"), "--map user is not of the form FIELD=COLUMN"),
+        (("traces", "show", "none.csv"), "cannot read none.csv: No such file or directory"),
         (("replay", "azure-conv", "--out", "x.csv"), "x.csv: records are written as .parquet or .jsonl"),
         (("replay", "azure-conv", "--rate-scale", "0"), "a rate scale must be above 0, not 0"),
         (("replay", "azure-conv", "--token-ids", "9", "9"), "--token-ids 9 9: LOW must be"),
@@ -167,11 +184,46 @@ def test_traces_are_listed_with_size_and_licence() -> None:
         "rate_s": 5.53,
         "prompt_tokens": 22_361_870,
         "output_tokens": 4_088_665,
+        "classes": ["interactive"],
         "licence": "CC-BY-4.0",
         "cite": "Splitwise, ISCA 2024",
     }
     table = tidegate("traces").stdout
     assert all(name in table for name in TRACES)
+
+
+def test_a_workload_is_shown_in_figures_and_a_picture() -> None:
+    parts = ("mooncake-conversation:first=400", "poisson:rate=4,count=300,prompt=64,output=8,tenants=30,batch")
+    done = tidegate("traces", "show", *parts)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "mooncake-conversation+poisson: 700 requests over" in done.stdout
+    for told in ("in the busiest minute", "Poisson 1", "an unbounded cache would hit", "batch", "more)", "█"):
+        assert told in done.stdout
+    shown = json.loads(tidegate("traces", "show", *parts, "--json").stdout)
+    assert list(shown) == ["parts", *(f.name for f in fields(Profile))]
+    assert shown["parts"] == list(parts)
+    assert {name: g["requests"] for name, g in shown["classes"].items()} == {"interactive": 400, "batch": 300}
+    again = tidegate("traces", "show", *parts, "--json", "--seed", "1")
+    assert json.loads(again.stdout)["arrivals_per_bin"] != shown["arrivals_per_bin"]
+
+
+def test_a_terminal_without_block_characters_gets_a_picture_too() -> None:
+    done = tidegate("traces", "show", "vtc-real", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "####" in done.stdout
+
+
+def test_a_mapped_file_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text("when,in,out,team\n2024-05-01T08:00:00Z,9,2,red\n2024-05-01T08:00:04Z,8,3,blue\n", encoding="utf-8")
+    named = ("arrival_s=when", "prompt_tokens=in", "output_tokens=out", "tenant=team")
+    done = tidegate("traces", "show", str(path), *(o for item in named for o in ("--map", item)), "--json")
+    shown = json.loads(done.stdout)
+    assert (shown["name"], shown["duration_s"], list(shown["tenants"])) == ("own", 4.0, ["blue", "red"])
+    path.write_text("when,in,out\nyesterday,9,2\n", encoding="utf-8")
+    bad = tidegate("traces", "show", str(path), *(o for item in named[:3] for o in ("--map", item)))
+    assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (2, "", 1)
+    assert bad.stderr.startswith(f"tidegate: {path}:2: 'yesterday' is not a number or ISO 8601")
 
 
 def test_config_show_prints_the_resolved_whole(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tidegate.core.slo import Slo, SloClass
 from tidegate.errors import InputError
 from tidegate.observe.records import read_records
 from tidegate.simulate.replay import Replay, Target, prompt_ids
+from tidegate.simulate.traces import load_workload
 from tidegate.simulate.workload import Workload, WorkloadRequest
 
 Answer = Callable[[web.Request, dict[str, Any], web.StreamResponse], Awaitable[None]]
@@ -188,6 +190,36 @@ async def test_concurrency_bounds_what_is_outstanding() -> None:
     assert [r.arrival_s == 0.0 for r in replay.records].count(True) == 3  # the others were due when a place was free
 
 
+async def slowly(request: web.Request, body: dict[str, Any], stream: web.StreamResponse) -> None:
+    await asyncio.sleep(0.02)
+    await complete(request, body, stream)
+
+
+async def test_clients_of_a_closed_loop_wait_for_their_answers() -> None:
+    server = Server(slowly)
+    load = load_workload(
+        ["closed:clients=3,count=12,think=10ms,tenants=3,prompt=10,output=2,batch", "burst:count=2,prompt=9,output=1"],
+        closed_loops=True,
+    )
+    replay = await replayed(load, server)
+    assert server.most <= 3 + 2
+    assert sorted(int(r.request_id.rpartition("-")[2]) for r in replay.records) == list(range(14))
+    loop = [r for r in replay.records if r.slo_class == "batch"]
+    assert len(loop) == 12
+    for tenant in ("tenant-0", "tenant-1", "tenant-2"):
+        own = sorted((r for r in loop if r.tenant == tenant), key=lambda r: r.arrival_s)
+        assert all(later.arrival_s >= earlier.finish_s + 0.01 for earlier, later in pairwise(own))
+    assert max(len(b["prompt"]) for b in server.bodies) == 10
+    assert len({tuple(b["prompt"]) for b in server.bodies}) == 14
+
+
+async def test_concurrency_bounds_closed_loops_too() -> None:
+    server = Server(slowly)
+    load = load_workload("closed:clients=6,count=20,prompt=10,output=2", closed_loops=True)
+    replay = await replayed(load, server, concurrency=2)
+    assert (len(replay.records), server.most) == (20, 2)
+
+
 async def test_no_server_is_one_clear_sentence() -> None:
     listening = TestServer(web.Application())
     await listening.start_server()
@@ -214,6 +246,14 @@ async def command(*arguments: str) -> asyncio.subprocess.Process:
         sys.executable, "-m", "tidegate", "replay", *arguments,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=os.environ | {"PYTHONPATH": "src"},
     )  # fmt: skip
+
+
+def test_a_conversations_next_prompt_begins_with_its_last_one() -> None:
+    asked = load_workload("sessions:rate=1,count=1,turns=4,think=1s,prompt=30,output=20,system=10").requests
+    prompts = [prompt_ids(r, n, 0, (1_000, 30_000)) for n, r in enumerate(asked)]
+    assert [len(p) for p in prompts] == [40, 90, 140, 190]
+    for earlier, later in pairwise(prompts):
+        assert later[: len(earlier)] == earlier
 
 
 async def test_the_command_writes_records_and_a_stable_summary(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ COMMANDS = {
     "scenario": "tidegate.cli.scenario:scenario",
     "cost": "tidegate.cli.cost:cost",
     "policies": "tidegate.cli.policies:policies",
-    "traces": "tidegate.cli.traces:traces",
+    "traces": "tidegate.cli.traces:app",
     "models": "tidegate.cli.models:models",
     "hardware": "tidegate.cli.hardware:hardware",
     "predictor": "tidegate.cli.predictor:app",

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidegate.cli.workload_options import Map, Parts, TimeUnit
+from tidegate.cli.workload_options import load as load_parts
+
 if TYPE_CHECKING:
     from tidegate.config import Config
     from tidegate.simulate.replay import Replay, Target
@@ -14,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def replay(
-    workload: Annotated[str, typer.Argument(help="A .jsonl or .csv file, or a shipped trace (see `tidegate traces`).")],
+    workload: Parts,
+    columns: Map = None,
+    time_unit: TimeUnit = None,
     url: Annotated[str, typer.Option(help="The OpenAI-compatible server.")] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option(help="Model to ask for; by default the server's first.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Send only the first N requests.")] = None,
@@ -22,7 +27,9 @@ def replay(
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="At most N requests at a time; later ones wait for a place.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the prompts' random token ids.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the prompts' random token ids and of what the workload decides by lot.")
+    ] = 0,
     token_ids: Annotated[
         tuple[int, int], typer.Option(metavar="LOW HIGH", help="Prompts hold token ids from LOW to HIGH-1.")
     ] = (1_000, 30_000),
@@ -40,7 +47,6 @@ def replay(
     from tidegate.errors import InputError
     from tidegate.observe.records import COMPLETED, records_suffix, write_records
     from tidegate.simulate.replay import Replay, Target
-    from tidegate.simulate.traces import load_workload
 
     if out is not None:
         records_suffix(out)
@@ -59,13 +65,13 @@ def replay(
         timeout_s=timeout,
         classes=settings.slo_classes,
     )
-    load = load_workload(workload).rate_scaled(rate_scale)
+    load = load_parts(workload, columns, time_unit, seed, closed_loops=True).rate_scaled(rate_scale)
     load = load if limit is None else load.limited(limit)
     run = Replay(load, target)
     interrupted = _run(run, load)
     if out is not None:
         write_records(run.records, out)
-    _report(run, target, load, interrupted, as_json)
+    _report(run, target, workload, interrupted, as_json)
     if interrupted:
         raise KeyboardInterrupt
     if run.records and not any(record.finish_reason in COMPLETED for record in run.records):
@@ -79,7 +85,7 @@ def _run(run: Replay, load: Workload) -> bool:
 
     from tidegate.cli.output import progress_bar
 
-    with progress_bar(load.name, len(load)) as bar:
+    with progress_bar(load.name, load.total) as bar:
         if bar is not None:
             run.on_record = lambda: bar.advance(bar.task_ids[0])
         try:
@@ -89,7 +95,7 @@ def _run(run: Replay, load: Workload) -> bool:
     return False
 
 
-def _report(run: Replay, target: Target, load: Workload, interrupted: bool, as_json: bool) -> None:
+def _report(run: Replay, target: Target, parts: list[str], interrupted: bool, as_json: bool) -> None:
     from dataclasses import asdict
 
     from tidegate.cli.output import print_json, print_table
@@ -99,10 +105,11 @@ def _report(run: Replay, target: Target, load: Workload, interrupted: bool, as_j
     if as_json:
         print_json(
             {
-                "workload": load.name,
+                "workload": run.workload.name,
+                "parts": parts,
                 "url": target.url,
                 "model": run.model,
-                "requests": len(load),
+                "requests": run.workload.total,
                 "recorded": len(run.records),
                 "interrupted": interrupted,
                 "send_delay_s": run.send_delay_s,

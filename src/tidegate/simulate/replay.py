@@ -2,7 +2,8 @@
 
 The load is open: a request is sent when it is due, whether or not earlier ones were answered, and its
 latencies count from the moment at which it was due, so that a client that falls behind cannot flatter
-the server. A cap on concurrency makes the load closed; a request is then due when a place is free.
+the server. A cap on concurrency makes the load closed; a request is then due when a place is free. The
+clients of a workload's closed loops ask again when they had their answer and have thought.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import count, pairwise
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from tidegate.core.request import UNSERVED, FinishReason
 from tidegate.core.slo import NO_SLO, SloClass
 from tidegate.errors import InputError, MissingExtra
 from tidegate.observe.records import COMPLETED, Record
+from tidegate.simulate.closed_loop import Clients
 from tidegate.simulate.workload import Workload, WorkloadRequest
 
 if TYPE_CHECKING:
@@ -122,7 +124,9 @@ class Replay:
         self.failures: Counter[str] = Counter()
         self.send_delay_s = 0.0
         self.on_record = on_record
-        self._start = 0.0
+        self._start = self._place_free = 0.0
+        self._asked = count(len(workload))  # closed loops' requests are numbered after the others, as they are asked
+        self._places = asyncio.Semaphore()
 
     async def run(self) -> None:
         """Send everything and wait for every answer. Cancelling it records what is in flight as cancelled.
@@ -132,22 +136,44 @@ class Replay:
         """
         async with _session(self.target) as session:
             self.model = await self._serving_model(session)
-            places = asyncio.Semaphore(self.target.concurrency or len(self.workload))
-            loop = asyncio.get_running_loop()
-            self._start = loop.time() - (self.workload.requests[0].arrival_s if len(self.workload) else 0.0)
-            place_free = self._start
+            self._places = asyncio.Semaphore(self.target.concurrency or self.workload.total or 1)
+            loops = [loop.start() for loop in self.workload.loops]
+            askers = [(clients, request) for clients in loops for request in clients.first()]
+            arrivals = [r.arrival_s for r in (*self.workload.requests[:1], *(request for _, request in askers))]
+            self._start = self._place_free = asyncio.get_running_loop().time() - min(arrivals, default=0.0)
             async with asyncio.TaskGroup() as tasks:
+                for clients, request in askers:
+                    tasks.create_task(self._ask(session, clients, request))
                 for index, request in enumerate(self.workload):
                     prompt = prompt_ids(request, index, self.target.seed, self.target.token_ids)
-                    due = self._start + request.arrival_s
-                    await asyncio.sleep(max(0.0, due - loop.time()))
-                    full = places.locked()
-                    await places.acquire()
-                    place_free = loop.time() if full else place_free
-                    due = max(due, place_free)
-                    self.send_delay_s = max(self.send_delay_s, loop.time() - due)
+                    due = await self._place(request)
                     sending = tasks.create_task(self._one(session, index, request, prompt, due))
-                    sending.add_done_callback(lambda _: places.release())
+                    sending.add_done_callback(lambda _: self._places.release())
+
+    async def _ask(self, session: aiohttp.ClientSession, clients: Clients, first: WorkloadRequest) -> None:
+        """Be one client of a closed loop: ask, wait for the answer, think, until there is no more to ask."""
+        request: WorkloadRequest | None = first
+        while request is not None:
+            index = next(self._asked)
+            prompt = prompt_ids(request, index, self.target.seed, self.target.token_ids)
+            due = await self._place(request)
+            try:
+                await self._one(session, index, request, prompt, due)
+            finally:
+                self._places.release()
+            request = clients.after(request, asyncio.get_running_loop().time() - self._start)
+
+    async def _place(self, request: WorkloadRequest) -> float:
+        """Wait until a request is due and a place is free; when it was due, or had its place if that was later."""
+        loop = asyncio.get_running_loop()
+        due = self._start + request.arrival_s
+        await asyncio.sleep(max(0.0, due - loop.time()))
+        full = self._places.locked()
+        await self._places.acquire()
+        self._place_free = loop.time() if full else self._place_free
+        due = max(due, self._place_free)
+        self.send_delay_s = max(self.send_delay_s, loop.time() - due)
+        return due
 
     async def _serving_model(self, session: aiohttp.ClientSession) -> str:
         import aiohttp

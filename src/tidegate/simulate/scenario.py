@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 import yaml
@@ -21,6 +20,7 @@ from tidegate.core.limits import HEADROOMS
 from tidegate.core.slo import NO_SLO, Slo, shortest
 from tidegate.errors import ConfigError, InputError
 from tidegate.executors.scripted import StepFormula
+from tidegate.simulate.nearest import nearest
 
 TOP_KEYS = ("id", "title", "group", "cfg", "reqs", "expect", "facts", "essence", "seen_in", "mended", "FCFS-stock")
 PROSE_KEYS = ("load", "trace")
@@ -169,12 +169,6 @@ def parse_override(text: str) -> tuple[str, Any]:
         return path.strip(), yaml.safe_load(value)
     except yaml.YAMLError:
         raise InputError(f"--set {text}: {value!r} is not a YAML value") from None
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-    """A hint for an unknown name: the nearest known one, or all of them."""
-    close = get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
 
 
 def _overridden(raw: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

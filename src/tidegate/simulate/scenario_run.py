@@ -28,7 +28,8 @@ from tidegate.errors import InputError, RequestRefused
 from tidegate.executors.scripted import Script, ScriptedExecutor
 from tidegate.predictors.choice import build_predictor
 from tidegate.simulate.formula_time import FormulaTime
-from tidegate.simulate.scenario import LIMIT_KEYS, Scenario, ScenarioConfig, ScenarioRequest, nearest
+from tidegate.simulate.nearest import nearest
+from tidegate.simulate.scenario import LIMIT_KEYS, Scenario, ScenarioConfig, ScenarioRequest
 
 TIMING_KEYS = ("queued", "ttft", "tpot", "max_gap", "p99_gap", "e2e", "preempted")
 """What an outcome tells of `Timing`, in seconds: not each gap."""

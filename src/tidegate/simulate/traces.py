@@ -1,92 +1,119 @@
-"""The real traces that ship with Tidegate, as package data, so that nobody needs a download.
-
-Each lies in `data/<name>/` as a Parquet file beside an ATTRIBUTION.md (origin, licence, what was changed).
-"""
+"""The one way to a workload: shipped traces, files and synthetic kinds, reshaped and merged as an expression says."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from importlib.resources import files
-from pathlib import Path
+from collections.abc import Hashable, Mapping, Sequence
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
+from pydantic import ValidationError
 
 from tidegate.errors import InputError
-from tidegate.simulate.workload import Workload, WorkloadRequest, read_workload
+from tidegate.simulate.expression import Part, apply_steps, parse_part, refuse_unknown
+from tidegate.simulate.named import named_workload
+from tidegate.simulate.nearest import nearest
+from tidegate.simulate.reshape import merged
+from tidegate.simulate.seeds import SeedKey
+from tidegate.simulate.sharing import Families, Sessions
+from tidegate.simulate.shipped import TRACES
+from tidegate.simulate.synthetic import Burst, Closed, Gamma, OnOff, Poisson, Steady, Synthetic
+from tidegate.simulate.workload import Workload
+from tidegate.simulate.workload_files import Columns
 
-MOONCAKE_TICK_S = 3.0
-MOONCAKE_BLOCK_TOKENS = 512
+__all__ = ["KINDS", "TRACES", "load_workload"]
 
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """One shipped trace. `load` reads it whole."""
-
-    name: str
-    file: str
-    slo_class: str
-    licence: str
-    cite: str
-    build: Callable[[Trace, pa.Table], tuple[WorkloadRequest, ...]]
-
-    def load(self) -> Workload:
-        data = files("tidegate.simulate") / "data" / self.file
-        with data.open("rb") as raw:
-            return Workload(self.name, self.build(self, pq.read_table(pa.PythonFile(raw))))
-
-
-def load_workload(name: str) -> Workload:
-    """The workload called `name`: a shipped trace, or else a file (see `read_workload`)."""
-    if name in TRACES:
-        return TRACES[name].load()
-    path = Path(name)
-    if path.suffix in (".jsonl", ".csv") or path.exists():
-        return read_workload(path)
-    raise InputError(f"no workload {name!r}: name a .jsonl or .csv file, or a shipped trace ({', '.join(TRACES)})")
-
-
-def _azure(trace: Trace, table: pa.Table) -> tuple[WorkloadRequest, ...]:
-    columns = [table[name].to_pylist() for name in ("arrival_s", "prompt_tokens", "output_tokens")]
-    return tuple(WorkloadRequest(t, p, o, slo_class=trace.slo_class) for t, p, o in zip(*columns, strict=True))
-
-
-def _mooncake(trace: Trace, table: pa.Table) -> tuple[WorkloadRequest, ...]:
-    arrivals = spread(table["tick_s"].to_numpy(), MOONCAKE_TICK_S).tolist()
-    columns = [table[name].to_pylist() for name in ("prompt_tokens", "output_tokens", "hash_ids")]
-    return tuple(
-        WorkloadRequest(
-            t, p, o, slo_class=trace.slo_class, hash_ids=tuple(ids), hash_block_tokens=MOONCAKE_BLOCK_TOKENS
-        )
-        for t, p, o, ids in zip(arrivals, *columns, strict=True)
-    )
-
-
-def spread(ticks: npt.NDArray[np.float64], width: float) -> npt.NDArray[np.float64]:
-    """Spread arrivals that were recorded in ticks of `width` seconds over their tick.
-
-    `ticks` must not fall. Given their number, the arrivals of a Poisson process are uniform over the
-    tick, so that is what they become, from a fixed seed: the same every time, and in order.
-    """
-    offsets = np.random.default_rng(0).random(len(ticks)) * width
-    return np.sort(ticks + offsets)
-
-
-TRACES: dict[str, Trace] = {
-    t.name: t
-    for t in (
-        Trace("azure-conv", "azure2023/conv.parquet", "interactive", "CC-BY-4.0", "Splitwise, ISCA 2024", _azure),
-        Trace("azure-code", "azure2023/code.parquet", "completion", "CC-BY-4.0", "Splitwise, ISCA 2024", _azure),
-        Trace(
-            "mooncake-conversation",
-            "mooncake/conversation.parquet",
-            "interactive",
-            "Apache-2.0",
-            "Mooncake, FAST 2025",
-            _mooncake,
-        ),
-    )
+KINDS: dict[str, type[Synthetic]] = {
+    kind.kind: kind for kind in (Poisson, Steady, Gamma, OnOff, Burst, Closed, Families, Sessions)
 }
+
+
+def load_workload(
+    parts: str | Sequence[str],
+    *,
+    columns: Mapping[str, str] | None = None,
+    unit: str | None = None,
+    seed: int = 0,
+    closed_loops: bool = False,
+) -> Workload:
+    """The workload that `parts` describe together; a text alone is one part.
+
+    columns: column by field, for files whose columns have other names; a part's own `map.` items go first
+    unit:    of the numeric arrivals of files: s, ms, us or ns; None tells it from their size
+    seed:    of all that is decided by lot. The first part draws from it, each later one from a stream of its own,
+             unless it has a seed of its own, which draws the same in any place
+    closed_loops: whether the caller drives closed loops (`Workload.loops`); where not, they are refused
+
+    Raises InputError for whatever is wrong with an expression or a file, in one line.
+    """
+    texts = [parts] if isinstance(parts, str) else list(parts)
+    if not texts:
+        raise InputError("no workload is named")
+    written = [parse_part(text, _is_known) for text in texts]
+    if (columns or unit) and all(_is_known(part.source) for part in written):
+        raise InputError(f"a map of columns or a unit needs a file, and {' '.join(texts)} names none")
+    shared = Columns(columns, unit)
+    workload = merged([_load(part, shared, (seed, number)) for number, part in enumerate(written)])
+    if workload.loops and not closed_loops:
+        raise InputError(f"{' '.join(texts)}: a closed loop has no arrivals of its own, which this command needs")
+    if not workload.total:
+        raise InputError(f"{' '.join(texts)}: no request is left")
+    return workload
+
+
+def _is_known(name: str) -> bool:
+    return name in TRACES or name in KINDS
+
+
+def _load(part: Part, shared: Columns, key: SeedKey) -> tuple[Hashable, Workload]:
+    """The part's workload, and its source, which tells whose hash ids name the same blocks."""
+    if part.seed is not None:
+        key = (part.seed, 0)
+    kind = KINDS.get(part.source)
+    if kind is not None:
+        source: Hashable = (part.source, *sorted(part.keys.items()), key)
+        workload = _synthetic(part, kind, key)
+    else:
+        source, workload = part.source, _named(part, shared)
+    return source, apply_steps(workload, part, key)
+
+
+def _synthetic(part: Part, kind: type[Synthetic], key: SeedKey) -> Workload:
+    refuse_unknown(part, tuple(kind.model_fields))
+    _refuse_columns(part)
+    try:
+        return kind.model_validate(dict(part.keys)).workload(key)
+    except ValidationError as e:
+        raise InputError(f"{part.text}: {_complaint(e)}") from e
+    except InputError as e:
+        raise InputError(f"{part.text}: {e}") from e
+
+
+def _complaint(e: ValidationError) -> str:
+    """The first thing that is wrong with the keys of a synthetic kind."""
+    first = e.errors()[0]
+    where = ".".join(str(at) for at in first["loc"])
+    if first["type"] == "missing":
+        return f"{where}= is missing"
+    message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be").partition(", unable")[0]
+    if first["type"] != "value_error":
+        message += f", not {first['input']}"
+    return f"{where}: {message}" if where else message
+
+
+def _named(part: Part, shared: Columns) -> Workload:
+    refuse_unknown(part, ("unit", "map.FIELD"))
+    if part.source in TRACES:
+        _refuse_columns(part)
+    own = Columns({**shared.named, **part.map}, part.unit or shared.unit) if part.map or part.unit else shared
+    workload = named_workload(part.source, own)
+    if workload is not None:
+        return workload
+    known = (*TRACES, *KINDS)
+    hint = nearest(part.source, known)
+    raise InputError(
+        f"no workload {part.source!r}: name a .jsonl or .csv file, or a shipped trace ({', '.join(TRACES)}), "
+        f"or a synthetic kind ({', '.join(KINDS)})" + (f"; {hint}" if hint.startswith("did") else "")
+    )
+
+
+def _refuse_columns(part: Part) -> None:
+    if part.map or part.unit:
+        raise InputError(f"{part.text}: map. and unit= concern files, and {part.source} is none")
