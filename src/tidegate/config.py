@@ -233,6 +233,7 @@ class ObserveConfig:
 
     decisions: why requests were admitted, evicted, restored, refused, and what held the others back
     records:   one line for every request that came to the door (docs/records.md)
+    steps:     one line for every step that was computed (docs/records.md)
     max_bytes: a file that reaches it is renamed to FILE.1, over the one before, and begun anew
     """
 
@@ -240,6 +241,7 @@ class ObserveConfig:
 
     decisions: Name | None = None
     records: Name | None = None
+    steps: Name | None = None
     max_bytes: Size = 256 * 2**20
 
 

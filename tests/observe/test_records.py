@@ -1,14 +1,18 @@
 """The record format: what it holds, that files keep it, and what a summary makes of it."""
 
+import json
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidegate.cli.summaries import print_summaries
 from tidegate.core.events import Arrived, Finished, Rejected, Timing
 from tidegate.core.limits import Limits
 from tidegate.core.plan import StepResult
@@ -17,8 +21,18 @@ from tidegate.core.request import FinishReason, Rejection, Request
 from tidegate.core.scheduler import Scheduler
 from tidegate.core.slo import DEFAULT_CLASSES, Slo
 from tidegate.errors import InputError, RequestRefused
-from tidegate.observe.records import COLUMNS, Record, Recorder, read_records, write_records
-from tidegate.observe.summary import summarise
+from tidegate.observe.records import (
+    COLUMNS,
+    SCHEMA,
+    Record,
+    Recorder,
+    RecordWriter,
+    iter_records,
+    read_records,
+    write_records,
+)
+from tidegate.observe.rowfiles import read_batches
+from tidegate.observe.summary import ClassSummary, summarise
 
 DESIGNED = (
     "request_id, tenant, slo_class, priority, arrival_s, admitted_s, first_token_s, finish_s, prompt_tokens, "
@@ -181,3 +195,91 @@ def test_a_real_run_leaves_one_consistent_row_a_request(asked: list[tuple[float,
             assert row.max_gap_s is not None
             assert row.max_gap_s >= row.tpot_s - 1e-9
         assert row.recomputed_tokens == 0 or row.preemptions
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
+def test_records_are_written_one_by_one_in_row_groups(tmp_path: Path, suffix: str) -> None:
+    path, rows = tmp_path / f"r{suffix}", [replace(DONE, request_id=str(i)) for i in range(10)]
+    with RecordWriter(path, row_group=4) as out:
+        for row in rows:
+            out.write(row)
+            assert len(out._rows._waiting) < 4
+    assert list(iter_records(path)) == rows
+    if suffix == ".parquet":
+        assert [pq.ParquetFile(path).metadata.row_group(i).num_rows for i in range(3)] == [4, 4, 2]
+
+
+def test_reading_holds_a_row_group_at_a_time(tmp_path: Path) -> None:
+    for name in ("r.parquet", "r.jsonl"):
+        write_records([DONE] * 10, tmp_path / name)
+        batches = list(read_batches(tmp_path / name, SCHEMA, "records", rows=4))
+        assert [batch.num_rows for batch in batches] == [4, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"tenant": 5}, "line 2: tenant is 5, not string"),
+        ({"arrival_s": None}, "row 2 has no arrival_s"),
+        ({"prompt_tokens": 2.5}, "line 2: prompt_tokens is 2.5, not int64"),
+        ({"colour": "red"}, "line 2: unknown colour"),
+        ({"replica": ...}, "line 2: missing replica"),
+    ],
+)
+def test_a_faulty_line_is_told_by_row_and_column(tmp_path: Path, change: dict[str, object], complaint: str) -> None:
+    write_records([DONE, DONE], path := tmp_path / "r.jsonl")
+    first, second = path.read_text().splitlines()
+    row = json.loads(second) | change
+    row = {name: value for name, value in row.items() if value is not ...}
+    path.write_text(f"{first}\n{json.dumps(row)}\n")
+    with pytest.raises(InputError, match=f"r.jsonl holds no records: {complaint}"):
+        read_records(path)
+
+
+def test_a_faulty_column_of_parquet_is_told_by_name(tmp_path: Path) -> None:
+    write_records([DONE], tmp_path / "r.parquet")
+    table = pq.read_table(tmp_path / "r.parquet")
+    pq.write_table(table.drop_columns(["ttft_s"]), tmp_path / "less.parquet")
+    with pytest.raises(InputError, match=r"less\.parquet holds no records: missing ttft_s$"):
+        read_records(tmp_path / "less.parquet")
+    odd = table.set_column(0, "request_id", pa.array([[1]]))
+    pq.write_table(odd, tmp_path / "odd.parquet")
+    with pytest.raises(InputError, match="column request_id is list"):
+        read_records(tmp_path / "odd.parquet")
+    narrow = table.cast(pa.schema([f.with_type(pa.int32()) if f.type == pa.int64() else f for f in table.schema]))
+    pq.write_table(narrow, tmp_path / "narrow.parquet")
+    assert read_records(tmp_path / "narrow.parquet") == [DONE], "what fits is taken as it is meant"
+    with pytest.raises(InputError, match="there is no such file"):
+        read_records(tmp_path / "gone.parquet")
+    with pytest.raises(InputError, match="it is a directory"):
+        read_records(tmp_path.rename(tmp_path.with_suffix(".jsonl")))
+
+
+def test_a_summary_tells_preemptions_tokens_computed_twice_and_cache_hits() -> None:
+    rows = [
+        replace(DONE, prompt_tokens=90, cached_tokens=40, output_tokens=10, recomputed_tokens=20, preemptions=2),
+        replace(DONE, prompt_tokens=10, cached_tokens=0, output_tokens=10, recomputed_tokens=0, preemptions=0),
+        replace(DONE, prompt_tokens=999, admitted_s=None, first_token_s=None, finish_reason="refused", output_tokens=0),
+    ]
+    summary = summarise(rows)["batch"]
+    assert (summary.preemptions, summary.cache_hit) == (2, 40 / 100)
+    assert summary.recompute_share == 20 / (50 + 10 + 20 + 10 + 10)
+    unseen = replace(DONE, admitted_s=None, preemptions=None, recomputed_tokens=None, swapped_blocks=None)
+    client = summarise([unseen])["batch"]
+    assert (client.preemptions, client.recompute_share, client.cache_hit) == (None, None, 16 / 100)
+
+
+def test_the_table_fits_120_columns_whatever_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    wide = {"p50": 0.1234, "p90": 0.5678, "p99": 0.9991}
+    huge = {"p50": 12345.6, "p90": 23456.7, "p99": 34567.8}
+    one = ClassSummary(1_000_000, 999_999, 5, 0.99987, 1234.5, 9e5, wide, {"p50": 0.0123}, huge, 99_999, 0.123, 0.99)
+    runs = {
+        "a run with a very long name indeed": {"a class with a long name": one, "all": one},
+        "b [red]": {"all": one},
+    }
+    print_summaries(runs)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 120
+    assert any("b [red]" in line for line in lines), "names are no markup"
+    assert sum("99.99%" in line or "100.0%" in line for line in lines) == 3
+    assert [line.split()[0] for line in lines[-3:]] == ["a", "all", "all"]

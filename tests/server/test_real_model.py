@@ -17,6 +17,7 @@ import openai
 import pytest
 
 from tidegate.observe.records import read_records
+from tidegate.observe.steplog import read_steps
 
 ROOT = Path(__file__).parents[2]
 MODEL = "smollm2-135m"
@@ -37,7 +38,8 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def process(logs: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     config = logs / "tidegate.toml"
-    config.write_text(f'[observe]\ndecisions = "{logs}/decisions.jsonl"\nrecords = "{logs}/records.jsonl"\n')
+    files = [f'{name} = "{logs}/{name}.jsonl"\n' for name in ("decisions", "records", "steps")]
+    config.write_text("[observe]\n" + "".join(files))
     command = [sys.executable, "-m", "tidegate", "serve", "--port", "0", "--kv-memory", "64MiB", "--max-num-seqs", "8"]
     command += ["--config", str(config)]
     paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -175,3 +177,8 @@ def test_the_warm_up_is_in_nobodys_numbers_and_sigterm_ends_the_server(
     assert len(records) == sum(d["event"] == "finished" for d in decisions) > 5
     assert records[-1].output_tokens == 20
     assert "warm-up" not in {r.tenant for r in records}
+    steps = read_steps(logs / "steps.jsonl")
+    assert sum(s.prefill_tokens + s.decodes for s in steps) >= sum(r.output_tokens for r in records)
+    assert all(s.seconds > 0 and s.running + s.waiting >= 0 and s.free_blocks > 0 for s in steps)
+    assert [s.start_s for s in steps] == sorted(s.start_s for s in steps)
+    assert records[0].arrival_s < steps[0].start_s < steps[-1].start_s < records[-1].finish_s, "one clock"

@@ -74,7 +74,7 @@ def outcome(
     rows: list[StepRow] = []
     events: list[tuple[Any, ...]] = []
 
-    def observe(seen: Sequence[Event]) -> None:
+    def observe(seen: Sequence[Event], replica: str) -> None:
         events.extend(map(flattened, seen))
 
     simulate(requests, setup, records.extend, on_step=rows.append, observers=[observe], stepping=stepping)

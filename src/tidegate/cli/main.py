@@ -26,6 +26,7 @@ COMMANDS = {
     "serve": "tidegate.cli.serve:serve",
     "replay": "tidegate.cli.replay:replay",
     "simulate": "tidegate.cli.simulate:simulate",
+    "report": "tidegate.cli.report:report",
     "scenario": "tidegate.cli.scenario:scenario",
     "cost": "tidegate.cli.cost:cost",
     "policies": "tidegate.cli.policies:policies",

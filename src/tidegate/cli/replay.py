@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -96,9 +96,8 @@ def _run(run: Replay, load: Workload) -> bool:
 
 
 def _report(run: Replay, target: Target, parts: list[str], interrupted: bool, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    from tidegate.cli.output import print_json, print_table
+    from tidegate.cli.output import print_json
+    from tidegate.cli.summaries import print_summaries, summaries_json
     from tidegate.observe.summary import summarise
 
     summaries = summarise(run.records)
@@ -114,25 +113,12 @@ def _report(run: Replay, target: Target, parts: list[str], interrupted: bool, as
                 "interrupted": interrupted,
                 "send_delay_s": run.send_delay_s,
                 "failures": dict(run.failures.most_common()),
-                "classes": {name: asdict(summary) for name, summary in summaries.items()},
+                "classes": summaries_json({run.workload.name: summaries})[run.workload.name],
             }
         )
         return
-    print_table([summary_row(name, asdict(summary)) for name, summary in summaries.items()])
+    print_summaries({run.workload.name: summaries})
     for message, count in run.failures.most_common(5):
         typer.echo(f"{count} failed: {message}")
     if run.send_delay_s > 0.05:
         typer.echo(f"This client fell behind: it sent a request {run.send_delay_s:.2f} s after it was due.")
-
-
-def summary_row(name: str, summary: dict[str, Any]) -> dict[str, Any]:
-    row: dict[str, Any] = {"class": name, "requests": summary["requests"], "completed": summary["completed"]}
-    for measure in ("ttft_s", "tpot_s", "e2e_s"):
-        for quantile in ("p50", "p90", "p99"):
-            value = summary[measure].get(quantile)
-            row[f"{measure.removesuffix('_s')} {quantile}"] = None if value is None else f"{value:.3f}"
-    attainment = summary["attainment"]
-    row["attained"] = None if attainment is None else f"{attainment:.1%}"
-    row["goodput/s"] = f"{summary['goodput']:.2f}"
-    row["tokens/s"] = f"{summary['output_tokens_s']:.1f}"
-    return row

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from tidegate.simulate.scenario import Scenario
     from tidegate.simulate.scenario_run import Outcome, Step
 
 NAMES_SHOWN = 4
@@ -28,6 +29,9 @@ def scenario(
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Stop after so many steps.")] = None,
     rows: Annotated[int, typer.Option(min=2, help="Rows of the table, equal steps in one row.")] = 40,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a trace for Perfetto here (one scenario only).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print every step as JSON, one document per file.")] = False,
 ) -> None:
     """Run scenarios on the real scheduler and a scripted executor, and show each step.
@@ -36,13 +40,14 @@ def scenario(
     """
     from tidegate.errors import InputError
     from tidegate.simulate.scenario import parse, parse_override
-    from tidegate.simulate.scenario_run import run
 
+    if trace is not None and len(files) > 1:
+        raise InputError(f"--trace writes one scenario to one file; name one of the {len(files)} files")
     changes = dict(parse_override(text) for text in overrides or ())
     faulty = False
     for file in files:
         try:
-            outcome = run(parse(_read(file), changes, source=file.name), policy, max_steps=steps)
+            outcome = _run(parse(_read(file), changes, source=file.name), policy, steps, trace)
         except InputError as error:
             faulty = True
             typer.echo(f"tidegate: {' '.join(str(error).split())}", err=True)
@@ -53,6 +58,16 @@ def scenario(
             _show(outcome, rows)
     if faulty:
         raise typer.Exit(2)
+
+
+def _run(scenario: Scenario, policy: str | None, steps: int | None, trace: Path | None) -> Outcome:
+    from tidegate.observe.trace import TraceWriter
+    from tidegate.simulate.scenario_run import run
+
+    if trace is None:
+        return run(scenario, policy, max_steps=steps)
+    with TraceWriter(trace) as writer:
+        return run(scenario, policy, max_steps=steps, trace=writer)
 
 
 def _read(file: Path) -> str:

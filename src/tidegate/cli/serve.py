@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,8 @@ import typer
 
 if TYPE_CHECKING:
     from tidegate.config import Config
-    from tidegate.engine.loop import Observer
+    from tidegate.core.scheduler import Scheduler
+    from tidegate.engine.loop import Engine, Observer
     from tidegate.executors.torch.executor import TorchExecutor
     from tidegate.observe.jsonlines import JsonLines
 
@@ -94,7 +96,7 @@ def _serve(config: Config) -> None:
 
     predictor = build_predictor(config.predictor)
     with bind(config.server.host, config.server.port) as sock:
-        logs = _logs(config)
+        logs = _log_files(config)
         executor = _executor(config)
         pools = (executor.host_blocks, executor.disk_blocks)
         limits = config.limits(executor.num_blocks, executor.max_model_len, *pools)
@@ -112,27 +114,36 @@ def _serve(config: Config) -> None:
             raise
         context.predictor = predictor  # only now: what warmed the machine up is no history
         context.step_time = LearnedStepTime()
-        engine.observers += [metrics, *logs.values()]
+        engine.observers += [metrics, *_observers(logs, scheduler, engine)]
         app = create_app(service, metrics, config)
         drain = config.server.drain_seconds
         try:
             run(app, engine, sock, drain_seconds=drain, ready=lambda: _say_ready(config, executor, sock))
         finally:
-            for file in logs:
+            for file in logs.values():
                 file.close()
 
 
-def _logs(config: Config) -> dict[JsonLines, Observer]:
-    """The files this server writes as it goes, with what fills each."""
-    from tidegate.observe.decisions import DecisionLog, RecordLog
+def _log_files(config: Config) -> dict[str, JsonLines]:
+    """The files that this server writes as it goes, by option of `[observe]`; opened before anything slow begins."""
     from tidegate.observe.jsonlines import JsonLines
 
-    logs: dict[JsonLines, Observer] = {}
-    for path, log in ((config.observe.decisions, DecisionLog), (config.observe.records, RecordLog)):
-        if path is not None:
-            file = JsonLines(Path(path), config.observe.max_bytes)
-            logs[file] = log(file)
-    return logs
+    wanted = config.observe
+    paths = {"decisions": wanted.decisions, "records": wanted.records, "steps": wanted.steps}
+    return {name: JsonLines(Path(path), wanted.max_bytes) for name, path in paths.items() if path is not None}
+
+
+def _observers(logs: Mapping[str, JsonLines], scheduler: Scheduler, engine: Engine) -> Iterator[Observer]:
+    """Who fills each of the files."""
+    from tidegate.observe.decisions import DecisionLog, RecordLog
+    from tidegate.observe.planrows import StepLog
+
+    if "decisions" in logs:
+        yield DecisionLog(logs["decisions"])
+    if "records" in logs:
+        yield RecordLog(logs["records"])
+    if "steps" in logs:
+        yield StepLog(logs["steps"], scheduler, engine.clock)
 
 
 def _executor(config: Config) -> TorchExecutor:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from tidegate.cli.workload_options import Map, Parts, TimeUnit
+from tidegate.cli.workload_options import load as load_parts
 from tidegate.routing.route import ROUTES
 
 if TYPE_CHECKING:
     from tidegate.config import Config
     from tidegate.executors.sim.cost import CostModel
-    from tidegate.observe.records import Record
+    from tidegate.observe.records import Record, RecordWriter
+    from tidegate.observe.steplog import StepWriter
     from tidegate.observe.summary import ClassSummary
     from tidegate.routing.route import Route
-    from tidegate.simulate.instance import StepSink
-    from tidegate.simulate.run import EngineSetup, FleetSetup, RecordSink, Totals
+    from tidegate.simulate.run import EngineSetup, FleetSetup, Totals
     from tidegate.simulate.workload import Workload
 
 
@@ -42,18 +44,13 @@ class Engines(NamedTuple):
     pools: tuple[str, ...]
     borrow: int | None
     route: str | None
-    seed: int | None
+    seed: int
 
 
 def simulate(
-    workloads: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="WORKLOAD...",
-            help="A .jsonl or .csv file or a shipped trace (see `tidegate traces`), NAME:CLASS to give it a class. "
-            "Several are merged by arrival.",
-        ),
-    ],
+    workload: Parts,
+    columns: Map = None,
+    time_unit: TimeUnit = None,
     policy: Annotated[
         list[str] | None, typer.Option(help="A policy (see `tidegate policies`); repeat it to compare. joint without.")
     ] = None,
@@ -83,7 +80,9 @@ def simulate(
         typer.Option(min=1, help="Use engines of other pools with at least so many outstanding requests fewer."),
     ] = None,
     route: Annotated[str | None, typer.Option(help=f"Who gets a request: {', '.join(ROUTES)}. joint without.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of --route random.")] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of what the workload decides by lot, and of --route random.")
+    ] = 0,
     config: Annotated[Path | None, typer.Option(help="Configuration: policy parameters, classes, limits.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write POLICY.records.parquet and POLICY.steps.parquet to this folder.")
@@ -107,10 +106,13 @@ def simulate(
         raise InputError("the same --policy is named twice")
     runs = [(name, *_setup(name, cost, config, options)) for name in names]
     fleet = _fleet(Engines(replicas, tuple(pool or ()), borrow, route, seed), runs[0][1])
-    load = _load(workloads, runs[0][1], rate_scale, limit)
+    load = load_parts(workload, columns, time_unit, seed, closed_loops=True).rate_scaled(rate_scale)
+    load = load if limit is None else load.limited(limit)
     if out is not None:
         _make_folder(out)
     outcomes = [_run(name, settings, setup, load, fleet, declared, out) for name, settings, setup in runs]
+    if out is not None:
+        _report(out, load, runs[0][1], outcomes)
     if as_json:
         print_json(_document(load, cost, fleet, outcomes))
     else:
@@ -154,11 +156,9 @@ def _fleet(engines: Engines, settings: Config) -> FleetSetup:
         raise InputError("--borrow does nothing without a second --pool")
     if count == 1 and engines.route is not None:
         raise InputError("--route does nothing with one engine; set --replicas")
-    if engines.seed is not None and engines.route != "random":
-        raise InputError("--seed does nothing without --route random")
     if count == 1:
         return FleetSetup()
-    name, seed, rules = engines.route or "joint", engines.seed or 0, Pools(of_class, engines.borrow)
+    name, seed, rules = engines.route or "joint", engines.seed, Pools(of_class, engines.borrow)
 
     def build(token_s: float, kv_tokens: int) -> Route:
         return build_route(name, token_s=token_s, seed=seed, pools=rules, remembered=kv_tokens)
@@ -189,29 +189,6 @@ def _pools(texts: Sequence[str], settings: Config) -> tuple[list[tuple[str, int]
     return pools, of_class
 
 
-def _load(names: list[str], settings: Config, rate_scale: float, limit: int | None) -> Workload:
-    """The workloads, merged by arrival."""
-    import heapq
-    from dataclasses import replace
-
-    from tidegate.simulate.traces import load_workload
-    from tidegate.simulate.workload import Workload
-
-    parts = []
-    for text in names:
-        name, _, slo_class = text.rpartition(":")
-        if slo_class not in settings.classes:
-            name, slo_class = text, ""
-        part = load_workload(name)
-        if slo_class:
-            part = replace(part, requests=tuple(replace(r, slo_class=slo_class) for r in part.requests))
-        parts.append(part)
-    merged = heapq.merge(*(part.requests for part in parts), key=lambda r: r.arrival_s)
-    load = Workload("+".join(part.name for part in parts), tuple(merged))
-    load = load if limit is None else load.limited(limit)
-    return load if rate_scale == 1 else load.rate_scaled(rate_scale)
-
-
 def _make_folder(out: Path) -> None:
     from tidegate.errors import InputError
 
@@ -231,12 +208,17 @@ def _run(
     out: Path | None,
 ) -> Outcome:
     from tidegate.cli.output import progress_bar
-    from tidegate.observe.summary import summarise
+    from tidegate.observe.columns import Columns
+    from tidegate.observe.records import read_records_table
+    from tidegate.observe.summary import summarise_columns
     from tidegate.simulate.run import simulate
 
-    records: list[Record] = []
     begin = perf_counter()
-    with progress_bar(f"{load.name} under {name}", len(load)) as bar, _files(name, out, records) as (keep, on_step):
+    with progress_bar(f"{load.name} under {name}", load.total) as bar, _files(name, out) as (records, steps):
+
+        def keep(ended: list[Record]) -> None:
+            for record in ended:
+                records.write(record)
 
         def arrived(number: int) -> None:
             if bar is not None:
@@ -249,33 +231,55 @@ def _run(
             fleet=fleet,
             classes=settings.slo_classes,
             declared=declared,
-            on_step=on_step,
+            on_step=None if steps is None else steps.write,
             on_arrival=None if bar is None else arrived,
         )
-    return Outcome(name, setup.limits.num_blocks, summarise(records), totals, perf_counter() - begin)
+        records.close()
+        summary = summarise_columns(Columns(read_records_table(records.path)))
+    return Outcome(name, setup.limits.num_blocks, summary, totals, perf_counter() - begin)
 
 
 @contextmanager
-def _files(name: str, out: Path | None, records: list[Record]) -> Iterator[tuple[RecordSink, StepSink | None]]:
-    """Where records and steps of a run go: into `records`, and into files in `out` if there is one."""
-    from tidegate.observe.parquet import ParquetRows
-    from tidegate.observe.records import write_records
-    from tidegate.observe.steplog import STEP_SCHEMA
+def _files(name: str, out: Path | None) -> Iterator[tuple[RecordWriter, StepWriter | None]]:
+    """Where the records and steps of a run go; without a folder, records go to one that is gone afterwards."""
+    from tempfile import TemporaryDirectory
+
+    from tidegate.observe.records import RecordWriter
+    from tidegate.observe.steplog import StepWriter
 
     if out is None:
-        yield records.extend, None
+        with (
+            TemporaryDirectory(prefix="tidegate-") as folder,
+            RecordWriter(Path(folder) / "records.parquet") as records,
+        ):
+            yield records, None
         return
-    stem = name.replace(":", "-")
-    with ParquetRows(out / f"{stem}.steps.parquet", STEP_SCHEMA) as steps:
-        yield records.extend, steps.write
-    write_records(records, out / f"{stem}.records.parquet")
+    with RecordWriter(_file(out, name, "records")) as records, StepWriter(_file(out, name, "steps")) as steps:
+        yield records, steps
+
+
+def _file(out: Path, policy: str, what: str) -> Path:
+    return out / f"{policy.replace(':', '-')}.{what}.parquet"
+
+
+def _report(out: Path, load: Workload, settings: Config, outcomes: list[Outcome]) -> None:
+    """The comparison on a page."""
+    from tidegate.observe.report import Run, write_report
+
+    runs = [
+        Run(o.policy, _file(out, o.policy, "records"), _file(out, o.policy, "steps"), pool_blocks=o.num_blocks)
+        for o in outcomes
+    ]
+    write_report(runs, out / "report.html", promises=settings.slo_classes, title=f"{load.name}, simulated")
 
 
 def _document(load: Workload, cost: CostModel, fleet: FleetSetup, outcomes: list[Outcome]) -> dict[str, Any]:
     """The documented output of `--json` (docs/simulate.md)."""
+    from tidegate.cli.summaries import summaries_json
+
     return {
         "workload": load.name,
-        "requests": len(load),
+        "requests": load.total,
         "hardware": cost.hardware.name,
         "validated": cost.hardware.validated,
         "model": cost.model.name,
@@ -288,28 +292,24 @@ def _document(load: Workload, cost: CostModel, fleet: FleetSetup, outcomes: list
                 "num_blocks": o.num_blocks,
                 "steps": o.totals.steps,
                 "simulated_s": o.totals.seconds,
-                "classes": {name: asdict(summary) for name, summary in o.summary.items()},
+                "classes": classes,
             }
-            for o in outcomes
+            for o, classes in zip(
+                outcomes, summaries_json({o.policy: o.summary for o in outcomes}).values(), strict=True
+            )
         },
     }
 
 
 def _show(load: Workload, cost: CostModel, fleet: FleetSetup, outcomes: list[Outcome]) -> None:
-    from tidegate.cli.output import print_table
-    from tidegate.cli.replay import summary_row
+    from tidegate.cli.summaries import print_summaries
 
     unvalidated = "" if cost.hardware.validated else " (unvalidated)"
     gpus = f"{cost.tp} x {cost.hardware.name}" if cost.tp > 1 else cost.hardware.name
     if fleet.engines > 1:
         gpus = f"{fleet.engines} engines of {gpus}, route {fleet.route_name}"
-    title = f"{load.name}, {len(load):,} requests, {cost.model.name} on {gpus}{unvalidated}"
-    rows = [
-        {"policy": o.policy, **summary_row(name, asdict(summary))}
-        for o in outcomes
-        for name, summary in o.summary.items()
-    ]
-    print_table(rows, title=title)
+    title = f"{load.name}, {load.total:,} requests, {cost.model.name} on {gpus}{unvalidated}"
+    print_summaries({o.policy: o.summary for o in outcomes}, title)
     for o in outcomes:
         speed = o.totals.requests / o.wall_s
         typer.echo(

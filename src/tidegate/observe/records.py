@@ -5,20 +5,21 @@ Reports, comparisons and validation read only this.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import starmap
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tidegate.core.events import Event, Finished, Rejected, Timing
 from tidegate.core.request import FinishReason, Request
 from tidegate.core.timing import nearest_rank
-from tidegate.errors import InputError
+from tidegate.observe.rowfiles import ROW_GROUP, RowWriter, read_batches, read_rows, row_suffix
 
+WHAT = "records"
 COMPLETED = frozenset({FinishReason.STOP.value, FinishReason.LENGTH.value, FinishReason.LENGTH_KV.value})
 
 
@@ -68,6 +69,8 @@ class Record:
 COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Record))
 
 _ARROW = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
+
+_values: Callable[[Record], tuple[Any, ...]] = attrgetter(*COLUMNS)
 
 # Annotations are strings here, so that "float | None" reads as type and nullability.
 SCHEMA = pa.schema(
@@ -119,46 +122,64 @@ class Recorder:
         )
 
 
-def write_records(records: Sequence[Record], path: Path) -> None:
+class RecordWriter:
+    """Writes records one by one in bounded memory, as Parquet or JSONL by the suffix.
+
+    A file that is there is replaced. Use it in a `with`, or call `close`. `row_group` is how many records are held.
+    Raises InputError for a path that cannot be written.
+    """
+
+    def __init__(self, path: Path, row_group: int = ROW_GROUP) -> None:
+        self._rows = RowWriter(path, SCHEMA, WHAT, row_group)
+
+    def write(self, record: Record) -> None:
+        """Append one record."""
+        self._rows.write(_values(record))
+
+    def close(self) -> None:
+        """Write what waits, and the end of the file. Idempotent."""
+        self._rows.close()
+
+    def __enter__(self) -> RecordWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def write_records(records: Iterable[Record], path: Path) -> None:
     """Write Parquet or JSONL, told apart by the suffix. A file that is there is replaced."""
-    suffix = records_suffix(path)
-    try:
-        if suffix == ".parquet":
-            columns = zip(*map(astuple, records), strict=True) if records else [()] * len(COLUMNS)
-            arrays = [pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)]
-            pq.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA), path, compression="zstd")
-        else:
-            with path.open("w", encoding="utf-8") as out:
-                for record in records:
-                    out.write(json.dumps(dict(zip(COLUMNS, astuple(record), strict=True))) + "\n")
-    except OSError as e:
-        raise InputError(f"cannot write {path}: {e.strerror or e}") from e
+    with RecordWriter(path) as out:
+        for record in records:
+            out.write(record)
+
+
+def iter_records(path: Path) -> Iterator[Record]:
+    """The records of a file one by one, in bounded memory.
+
+    Raises InputError naming the file and what is wrong with it, such as a column that is missing.
+    """
+    for batch in read_batches(path, SCHEMA, WHAT):
+        yield from starmap(Record, zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
 
 def read_records(path: Path) -> list[Record]:
-    """Read what `write_records` wrote. Raises InputError naming the file and what is wrong with it."""
-    suffix = records_suffix(path)
-    try:
-        if suffix == ".parquet":
-            rows = pq.read_table(path).to_pylist()
-        else:
-            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except OSError as e:
-        raise InputError(f"cannot read {path}: {e.strerror or e}") from e
-    except (pa.ArrowInvalid, ValueError) as e:
-        raise InputError(f"{path} holds no records: {e}") from e
-    return [_record(path, number, row) for number, row in enumerate(rows, 1)]
+    """All records of a file. Raises InputError as `iter_records` does."""
+    return list(iter_records(path))
+
+
+def read_records_table(path: Path) -> pa.Table:
+    """All records of a file as columns, for a million of them. Raises InputError as `iter_records` does."""
+    return read_rows(path, SCHEMA, WHAT)
+
+
+def records_table(records: Sequence[Record]) -> pa.Table:
+    """Records as columns."""
+    columns = zip(*map(_values, records), strict=True) if records else [()] * len(COLUMNS)
+    arrays = [pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
 def records_suffix(path: Path) -> str:
     """The suffix of a records file, checked; call it before a long run rather than after."""
-    if path.suffix not in (".parquet", ".jsonl"):
-        raise InputError(f"{path}: records are written as .parquet or .jsonl")
-    return path.suffix
-
-
-def _record(path: Path, number: int, row: Any) -> Record:
-    if not isinstance(row, dict) or set(row) != set(COLUMNS):
-        odd = sorted(set(row) ^ set(COLUMNS)) if isinstance(row, dict) else [repr(row)]
-        raise InputError(f"{path}: row {number} is not a record; missing or unknown: {', '.join(odd)}")
-    return Record(**row)
+    return row_suffix(path, WHAT)

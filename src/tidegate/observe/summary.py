@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tidegate.core.request import FinishReason
-from tidegate.observe.records import COMPLETED, Record
+from tidegate.observe.columns import Columns, Floats
+from tidegate.observe.records import Record, records_table
 
 QUANTILES = (50, 90, 99)
+ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,11 @@ class ClassSummary:
     attainment: share of requests that met their SLO, of all that their client did not cancel
     goodput:    requests per second of the run that met their SLO
     output_tokens_s: output tokens per second of the run
+    preemptions: how often running requests gave way
+    recompute_share: of all tokens that were computed, the share that was computed a second time
+    cache_hit:  of all prompt tokens of admitted requests, the share that the prefix cache spared
+
+    The last three are None where no record knows them, as where a client measured.
     """
 
     requests: int
@@ -33,6 +39,9 @@ class ClassSummary:
     ttft_s: dict[str, float]
     tpot_s: dict[str, float]
     e2e_s: dict[str, float]
+    preemptions: int | None
+    recompute_share: float | None
+    cache_hit: float | None
 
 
 def summarise(records: Sequence[Record]) -> dict[str, ClassSummary]:
@@ -40,34 +49,59 @@ def summarise(records: Sequence[Record]) -> dict[str, ClassSummary]:
 
     The run lasts from the first arrival to the last finish.
     """
-    if not records:
+    return summarise_columns(Columns(records_table(records)))
+
+
+def summarise_columns(records: Columns) -> dict[str, ClassSummary]:
+    """`summarise` for records that are columns already."""
+    if not len(records):
         return {}
-    span = max(r.finish_s for r in records) - min(r.arrival_s for r in records)
-    names = sorted({r.slo_class for r in records})
-    groups = {name: [r for r in records if r.slo_class == name] for name in names}
-    return {name: _summary(rows, span) for name, rows in (groups | {"all": list(records)}).items()}
+    groups = records.groups("slo_class") | {ALL: records}
+    return {name: _summary(rows, records.span_s) for name, rows in groups.items()}
 
 
-def _summary(rows: Sequence[Record], span: float) -> ClassSummary:
-    cancelled = sum(r.finish_reason == FinishReason.CANCELLED.value for r in rows)
+def _summary(rows: Columns, span: float) -> ClassSummary:
+    cancelled = int(rows.cancelled.sum())
     counted = len(rows) - cancelled
-    met = sum(r.slo_met for r in rows)
+    met = int(rows.numbers("slo_met").sum())
+    preemptions = rows.known("preemptions")
     return ClassSummary(
         requests=len(rows),
-        completed=sum(r.finish_reason in COMPLETED for r in rows),
+        completed=int(rows.completed.sum()),
         cancelled=cancelled,
         attainment=met / counted if counted else None,
         goodput=met / span if span else 0.0,
-        output_tokens_s=sum(r.output_tokens for r in rows) / span if span else 0.0,
-        ttft_s=_quantiles([r.ttft_s for r in rows]),
-        tpot_s=_quantiles([r.tpot_s for r in rows]),
-        e2e_s=_quantiles([r.e2e_s for r in rows if r.finish_reason in COMPLETED]),
+        output_tokens_s=float(rows.numbers("output_tokens").sum()) / span if span else 0.0,
+        ttft_s=quantiles(rows.known("ttft_s")),
+        tpot_s=quantiles(rows.known("tpot_s")),
+        e2e_s=quantiles(rows.numbers("e2e_s")[rows.completed]),
+        preemptions=int(preemptions.sum()) if preemptions.size else None,
+        recompute_share=_recompute_share(rows),
+        cache_hit=_cache_hit(rows),
     )
 
 
-def _quantiles(values: Sequence[float | None]) -> dict[str, float]:
-    known = [v for v in values if v is not None]
-    if not known:
+def quantiles(values: Floats) -> dict[str, float]:
+    """The p50, p90 and p99 of values, by nearest rank; empty of nothing."""
+    if not values.size:
         return {}
-    cuts = np.percentile(known, QUANTILES, method="inverted_cdf")
+    cuts = np.percentile(values, QUANTILES, method="inverted_cdf")
     return {f"p{q}": float(cut) for q, cut in zip(QUANTILES, cuts, strict=True)}
+
+
+def _recompute_share(rows: Columns) -> float | None:
+    """Tokens computed a second time, of those computed at all: prompts without what was cached, outputs, and these."""
+    again = rows.numbers("recomputed_tokens")
+    known = ~np.isnan(again) & ~np.isnan(rows.numbers("admitted_s"))
+    if not known.any():
+        return None
+    once = rows.numbers("prompt_tokens") - rows.numbers("cached_tokens") + rows.numbers("output_tokens")
+    total = float((once + again)[known].sum())
+    return float(again[known].sum()) / total if total else 0.0
+
+
+def _cache_hit(rows: Columns) -> float | None:
+    """Prompt tokens that were cached, of those of everybody who got a first token or a seat."""
+    began = ~np.isnan(rows.numbers("admitted_s")) | ~np.isnan(rows.numbers("first_token_s"))
+    prompts = float(rows.numbers("prompt_tokens")[began].sum())
+    return float(rows.numbers("cached_tokens")[began].sum()) / prompts if prompts else None

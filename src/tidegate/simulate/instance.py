@@ -15,8 +15,10 @@ from tidegate.core.scheduler import Scheduler
 from tidegate.errors import RequestRefused
 from tidegate.executors.sim.executor import SimExecutor
 from tidegate.observe.steplog import StepRow
+from tidegate.simulate.true_ends import TrueEnds
 
-Observer: TypeAlias = Callable[[Sequence[Event]], None]
+Observer: TypeAlias = Callable[[Sequence[Event], str], None]
+"""Takes the events of a step, and the name of the engine."""
 StepSink: TypeAlias = Callable[[StepRow], None]
 
 STUCK_AFTER = 3
@@ -31,6 +33,7 @@ class Instance:
 
     observers: each is told the events of every step in order
     on_step:   takes a row of every step
+    ends:      ends requests that declared more outputs than they have; None where nobody does
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class Instance:
         observers: Sequence[Observer],
         on_step: StepSink | None = None,
         stepping: bool = False,
+        ends: TrueEnds | None = None,
     ) -> None:
         self.name = name
         self.scheduler = scheduler
@@ -49,6 +53,7 @@ class Instance:
         self._observers = observers
         self._on_step = on_step
         self._stepping = stepping
+        self._ends_of = ends
         self._next = inf  # when to plan
         self._step: tuple[StepPlan, StepResult] | None = None  # in flight
         self._end = inf  # of that
@@ -57,21 +62,33 @@ class Instance:
         self._ends: list[float] = []  # of its steps, as far as they were looked at
         self._empty = 0
 
-    def run_until(self, until: float) -> None:
-        """Do what is due before `until` (seconds), and take results that come at it."""
+    def run_until(self, until: float) -> bool:
+        """Do what is due before `until` (seconds), and take results that come at it; whether there was anything."""
+        done = False
         while True:
             if self._step is not None:
                 if self._end > until:
-                    return
+                    return done
                 self._apply(*self._step)
             elif self._quiet is not None:
                 self._executor.extend(self._ends, self._quiet, self._begin, until)
                 if self._ends[-1] > until or not self._looked_through(self._quiet):
-                    return
+                    return done
                 self._pass(self._quiet, self._ends)
-            if self._next >= until:
-                return
-            self._plan(self._next)
+            elif self._next >= until:
+                return done
+            else:
+                self._plan(self._next)
+            done = True
+
+    def next_event(self, until: float) -> float:
+        """When something happens next that is due before `until` or comes at it (seconds): a result, or a plan."""
+        if self._step is not None:
+            return self._end
+        if self._quiet is not None:
+            self._executor.extend(self._ends, self._quiet, self._begin, until)
+            return self._ends[-1]
+        return self._next
 
     def add(self, r: Request, now: float) -> None:
         """`r` arrives. `run_until` has been called with `now` (seconds)."""
@@ -81,25 +98,36 @@ class Instance:
             self.scheduler.add(r, now)
         except RequestRefused:  # told as an event
             self._tell()
+        else:
+            if self._ends_of is not None:
+                self._ends_of.watch(r)
         if self._step is None:
             self._next = min(self._next, now)
 
     def _plan(self, now: float, stepping: bool = False) -> None:
         """Begin the next step, or a span of quiet ones."""
         if not (stepping or self._stepping):
-            quiet = self.scheduler.quiet_steps(now)
+            quiet = self._quiet_steps(now)
             if quiet.steps > 1:
                 self._quiet, self._begin, self._ends, self._next = quiet, now, [], inf
                 return
+        seated = len(self.scheduler.running)
         plan = self.scheduler.plan(now)
         if not plan:
             self._rest(now)
             return
         result, seconds = self._executor.run(plan)
+        if self._ends_of is not None:
+            result.finished = self._ends_of.of(plan)
         self._step, self._end, self._next, self._empty = (plan, result), now + seconds, inf, 0
         self.steps += 1
         if self._on_step is not None:
-            self._on_step(self._row(plan, seconds))
+            self._on_step(self._row(plan, seconds, seated))
+
+    def _quiet_steps(self, now: float) -> QuietSteps:
+        quiet = self.scheduler.quiet_steps(now)
+        most = None if self._ends_of is None else self._ends_of.quiet
+        return quiet if most is None else quiet._replace(steps=min(quiet.steps, most))
 
     def _rest(self, now: float) -> None:
         """Nothing can be computed: until time changes that, or somebody arrives."""
@@ -138,6 +166,8 @@ class Instance:
         if not ends:
             return
         self.steps += len(ends)
+        if self._ends_of is not None:
+            self._ends_of.pass_steps(len(ends))
         if self._on_step is not None:
             self._write_rows(quiet, ends, self._on_step)
         self.scheduler.pass_steps(ends, [0] * quiet.decodes)
@@ -147,9 +177,9 @@ class Instance:
         events = self.scheduler.take_events()
         if events:
             for observer in self._observers:
-                observer(events)
+                observer(events, self.name)
 
-    def _row(self, plan: StepPlan, seconds: float) -> StepRow:
+    def _row(self, plan: StepPlan, seconds: float, seated: int) -> StepRow:
         scheduler = self.scheduler
         return StepRow(
             start_s=plan.now,
@@ -157,7 +187,7 @@ class Instance:
             prefill_tokens=sum(chunk.length for chunk in plan.chunks),
             decodes=len(plan.decodes),
             context_tokens=plan.context,
-            running=len(scheduler.running),
+            running=seated + len(plan.admitted) + len(plan.restored) - len(plan.preempted),
             waiting=len(scheduler.waiting),
             free_blocks=scheduler.kv.available,
             preempted=len(plan.preempted),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tidegate.core.events import Event
+from tidegate.core.events import Event, Finished, Rejected
 from tidegate.core.limits import Limits
 from tidegate.core.policy import Policy, PolicyContext
 from tidegate.core.predict import HistoryPredictor, Predictor
@@ -23,9 +23,10 @@ from tidegate.executors.sim.step_time import CostTime
 from tidegate.observe.records import Record, Recorder
 from tidegate.routing.route import Route
 from tidegate.routing.view import ReplicaView
-from tidegate.simulate.incoming import incoming
 from tidegate.simulate.fleet import Fleet
+from tidegate.simulate.incoming import Incoming
 from tidegate.simulate.instance import Instance, Observer, StepSink
+from tidegate.simulate.true_ends import TrueEnds
 from tidegate.simulate.workload import WorkloadRequest
 
 RecordSink: TypeAlias = Callable[[list[Record]], None]
@@ -103,7 +104,7 @@ def simulate(
     """Simulate `workload` to its last result.
 
     on_records: takes the records of requests that ended, a few at a time, and may keep the list
-    declared:   see `incoming`
+    declared:   outputs that every request declares, see `Incoming`
     on_step:    takes a row of every step
     observers:  each is told the events of every step of every engine
     on_arrival: told, now and then, how many requests have arrived
@@ -112,23 +113,26 @@ def simulate(
     Memory holds only what waits and runs. Raises InputError for requests that make no sense.
     """
 
+    arriving = Incoming(workload, classes, setup.limits.block_size, declared)
+
+    def ended(events: Sequence[Event], replica: str) -> None:
+        for event in events:
+            if isinstance(event, Finished | Rejected):
+                arriving.ended(event.request.id, event.now)
+
     def build(view: ReplicaView, told: Sequence[Observer]) -> Instance:
         scheduler, executor = setup.scheduler()
-        everybody: tuple[Observer, ...] = (*observers, *told, RecordObserver(view.name, on_records))
-        return Instance(view.name, scheduler, executor, everybody, on_step, stepping)
+        everybody: list[Observer] = [*observers, *told, RecordObserver(view.name, on_records)]
+        if arriving.loops:
+            everybody.append(ended)
+        ends = None if declared is None else TrueEnds()
+        return Instance(view.name, scheduler, executor, everybody, on_step, stepping, ends)
 
     token_s = setup.cost.prefill_seconds(TYPICAL_CHUNK) / TYPICAL_CHUNK
     route = None if fleet.route is None else fleet.route(token_s, setup.limits.pool_tokens)
     engines = Fleet(fleet.views(setup.limits), route, build)
-    number = 0
-    for number, (r, view) in enumerate(incoming(workload, classes, setup.limits.block_size, declared), 1):
-        engines.add(r, view)
-        if on_arrival is not None and not number % 256:
-            on_arrival(number)
-    engines.drain()
-    if on_arrival is not None:
-        on_arrival(number)
-    return Totals(number, engines.steps, max(i.scheduler.ctx.now for i in engines.instances))
+    engines.run(arriving, on_arrival)
+    return Totals(arriving.taken, engines.steps, max(i.scheduler.ctx.now for i in engines.instances))
 
 
 class RecordObserver:
@@ -140,7 +144,7 @@ class RecordObserver:
         self._recorder = Recorder(replica)
         self._sink = sink
 
-    def __call__(self, events: Sequence[Event]) -> None:
+    def __call__(self, events: Sequence[Event], replica: str) -> None:
         recorder = self._recorder
         recorder.observe(events)
         if recorder.records:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -30,6 +30,9 @@ from tidegate.predictors.choice import build_predictor
 from tidegate.simulate.formula_time import FormulaTime
 from tidegate.simulate.nearest import nearest
 from tidegate.simulate.scenario import LIMIT_KEYS, Scenario, ScenarioConfig, ScenarioRequest
+
+if TYPE_CHECKING:
+    from tidegate.observe.trace import TraceWriter
 
 TIMING_KEYS = ("queued", "ttft", "tpot", "max_gap", "p99_gap", "e2e", "preempted")
 """What an outcome tells of `Timing`, in seconds: not each gap."""
@@ -121,13 +124,15 @@ def run(
     policy: str | Policy | None = None,
     *,
     max_steps: int | None = None,
+    trace: TraceWriter | None = None,
     scheduler: Callable[[Policy, Limits, PolicyContext], Scheduler] = Scheduler,
     executor: Callable[..., ScriptedExecutor] = ScriptedExecutor,
 ) -> Outcome:
     """Run `scenario` to its end, or for `max_steps` steps.
 
-    `policy` (a name, `package.module:NAME` too, or a whole policy) goes before the scenario's own. `scheduler`
-    and `executor` are the classes to build, so that a test can put a broken one in their place.
+    `policy` (a name, `package.module:NAME` too, or a whole policy) goes before the scenario's own. `trace` is told
+    of every step and request. `scheduler` and `executor` are the classes to build, so that a test can put a broken
+    one in their place.
     Raises InputError for an unknown policy or limits that contradict each other.
     """
     config = scenario.config
@@ -138,7 +143,7 @@ def run(
     planner = scheduler(chosen, _limits(config, preset), context)
     sizes = {"num_blocks": config.num_blocks, "block_size": config.block_size, "max_num_seqs": config.max_seqs}
     double = executor(**sizes, host_blocks=config.host_blocks, disk_blocks=config.disk_blocks)
-    game = _Run(scenario, chosen.name, planner, double)
+    game = _Run(scenario, chosen.name, planner, double, trace)
     game.warm()
     context.predictor = _predictor(config)  # only now: what warmed the cache is no history
     return game.play(max_steps)
@@ -254,8 +259,16 @@ class _Hashes:
 class _Run:
     """The state of one run: the loop, and the rows it fills."""
 
-    def __init__(self, scenario: Scenario, policy: str, scheduler: Scheduler, executor: ScriptedExecutor) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        policy: str,
+        scheduler: Scheduler,
+        executor: ScriptedExecutor,
+        trace: TraceWriter | None = None,
+    ) -> None:
         self.scenario = scenario
+        self.trace = trace
         self.scheduler = scheduler
         self.executor = executor
         self.hashes = _Hashes(scenario.config.block_size)
@@ -321,8 +334,12 @@ class _Run:
         copying = self._copy_seconds(plan)
         decodes = len(plan.decodes) * (1 + plan.draft_tokens)
         seconds = 1.0 if formula is None else formula(decodes, prefill) / 1000.0
+        started = self.now
+        waiting, free = len(self.scheduler.waiting), self.scheduler.kv.available
         self.now += seconds + (0.0 if formula is None else copying)
         if plan:
+            if self.trace is not None:
+                self.trace.plan(plan, started, self.now - started, waiting=waiting, free_blocks=free)
             result = self.executor.submit(plan).result()
             result.seconds, result.copy_seconds = seconds, copying
             self._note_copies(plan, result)
@@ -383,7 +400,10 @@ class _Run:
             row.rejected.append({"id": spec.id, "reason": refusal.reason, "message": str(refusal)})
 
     def _absorb(self, row: Step) -> None:
-        for event in self.scheduler.take_events():
+        events = self.scheduler.take_events()
+        if self.trace is not None:
+            self.trace.events(events)
+        for event in events:
             self._fold(event, row)
 
     def _fold(self, event: Event, row: Step) -> None:
