@@ -214,7 +214,7 @@ def _run(
     from tidegate.simulate.run import simulate
 
     begin = perf_counter()
-    with progress_bar(f"{load.name} under {name}", load.total) as bar, _files(name, out) as (records, steps):
+    with progress_bar(f"{load.name} under {name}", load.total) as bar, _files(name, out) as (path, records, steps):
 
         def keep(ended: list[Record]) -> None:
             for record in ended:
@@ -235,12 +235,12 @@ def _run(
             on_arrival=None if bar is None else arrived,
         )
         records.close()
-        summary = summarise_columns(Columns(read_records_table(records.path)))
+        summary = summarise_columns(Columns(read_records_table(path)))
     return Outcome(name, setup.limits.num_blocks, summary, totals, perf_counter() - begin)
 
 
 @contextmanager
-def _files(name: str, out: Path | None) -> Iterator[tuple[RecordWriter, StepWriter | None]]:
+def _files(name: str, out: Path | None) -> Iterator[tuple[Path, RecordWriter, StepWriter | None]]:
     """Where the records and steps of a run go; without a folder, records go to one that is gone afterwards."""
     from tempfile import TemporaryDirectory
 
@@ -248,14 +248,14 @@ def _files(name: str, out: Path | None) -> Iterator[tuple[RecordWriter, StepWrit
     from tidegate.observe.steplog import StepWriter
 
     if out is None:
-        with (
-            TemporaryDirectory(prefix="tidegate-") as folder,
-            RecordWriter(Path(folder) / "records.parquet") as records,
-        ):
-            yield records, None
+        with TemporaryDirectory(prefix="tidegate-") as folder:
+            path = Path(folder) / "records.parquet"
+            with RecordWriter(path) as records:
+                yield path, records, None
         return
-    with RecordWriter(_file(out, name, "records")) as records, StepWriter(_file(out, name, "steps")) as steps:
-        yield records, steps
+    path = _file(out, name, "records")
+    with RecordWriter(path) as records, StepWriter(_file(out, name, "steps")) as steps:
+        yield path, records, steps
 
 
 def _file(out: Path, policy: str, what: str) -> Path:
