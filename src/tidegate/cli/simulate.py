@@ -284,7 +284,7 @@ def _document(load: Workload, cost: CostModel, fleet: FleetSetup, outcomes: list
         "validated": cost.hardware.validated,
         "model": cost.model.name,
         "tp": cost.tp,
-        "host_overhead_s": cost.base_s - cost.hardware.t0,
+        "host_overhead_s": round(cost.base_s - cost.hardware.t0, 9),
         "replicas": fleet.engines,
         "route": fleet.route_name,
         "policies": {
