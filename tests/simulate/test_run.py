@@ -206,7 +206,7 @@ def test_observers_hear_of_every_engine() -> None:
 
 def test_memory_holds_what_waits_and_runs_and_no_more() -> None:
     def requests(count: int) -> Iterator[WorkloadRequest]:
-        return (WorkloadRequest(i * 0.02, 300 + i % 7, 3, tenant=str(i % 50)) for i in range(count))
+        return (WorkloadRequest(i * 0.12, 300 + i % 7, 12, tenant=str(i % 50)) for i in range(count))
 
     def peak(count: int) -> int:
         seen = [0]
