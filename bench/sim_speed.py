@@ -125,7 +125,8 @@ def write_mooncake(load: Workload, path: Path) -> None:
 
 def dynamo_seconds(python: Path, trace: Path, engines: int, requests: int) -> float:
     """Seconds of one replay by Dynamo."""
-    engine = json.dumps({"backend": "vllm", **POOL})
+    sizes = {{"num_blocks": "num_gpu_blocks"}.get(name, name): size for name, size in POOL.items()}
+    engine = json.dumps({"backend": "vllm", **sizes})
     done = subprocess.run(
         [python, "-c", _REPLAY, trace, str(engines), engine], check=True, capture_output=True, text=True
     )

@@ -77,6 +77,11 @@ class DecodeSet:
         return len(self._roster.members)
 
     @property
+    def block_size(self) -> int:
+        """Tokens of a KV block: after so many advances the same members cross again."""
+        return len(self._wheel)
+
+    @property
     def members(self) -> list[Request]:
         """Those who decode."""
         return self._roster.members

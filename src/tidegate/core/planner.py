@@ -150,6 +150,8 @@ class Planner:
 
     def _plan_prompts(self, d: Draft) -> None:
         """Unfinished prompts and those that can be admitted share the budget, in policy order."""
+        if not self._running.prefilling and not len(self._queue):
+            return
         decodes = len(d.plan.decodes) * self._per_decode
         view = StepView(d.plan.now, self._limits.max_num_batched_tokens, decodes, self._running.load)
         d.prefill_left = min(d.left, self._policy.budget.tokens(view, self._ctx))

@@ -29,17 +29,15 @@ class QuietSteps(NamedTuple):
     until:   each must be planned before this time (seconds)
     decodes: requests that decode in each
     context: KV tokens that they read in the first step, as `StepPlan.context`; in each later one `decodes` more
-    growth:  blocks taken in the first step, the second, ...; it repeats itself
     """
 
     steps: int
     until: float
     decodes: int
     context: int
-    growth: Sequence[int]
 
 
-LOUD = QuietSteps(0, -inf, 0, 0, ())
+LOUD = QuietSteps(0, -inf, 0, 0)
 
 
 class Quiet:
@@ -74,16 +72,17 @@ class Quiet:
         """The quiet ones of the next `steps`, before `until` (seconds), which may take `blocks` blocks."""
         running = self._running
         decodes = running.decodes
-        growth = decodes.crossings()
-        steps = _covered(growth, blocks, int(min(steps, self._keys.quiet_plans)))
+        steps = int(min(steps, self._keys.quiet_plans))
+        if len(decodes) * (steps // decodes.block_size + 1) > blocks:  # else whatever they take is there
+            steps = _covered(decodes.crossings(), blocks, steps)
         if running.cohorts is not None and steps > 0:
             steps = running.cohorts.quiet_steps(steps)
         if steps < 1:
             return LOUD
-        return QuietSteps(steps, until, len(decodes), decodes.context + len(decodes), growth)
+        return QuietSteps(steps, until, len(decodes), decodes.context + len(decodes))
 
-    def take(self, times: Sequence[float], tokens: Sequence[int]) -> list[Event]:
-        """Take as many quiet steps as there are `times` at which they end; what happened in them."""
+    def take(self, times: Sequence[float], tokens: Sequence[int] | None) -> list[Event]:
+        """Take as many quiet steps as there are `times` at which they end; what happened in them, with `tokens`."""
         running, steps = self._running, len(times)
         decodes = running.decodes
         if running.cohorts is not None:
@@ -93,6 +92,8 @@ class Quiet:
         self._keys.pass_plans(steps)
         self._ctx.now = times[-1]
         first = self._planner.take_numbers(steps)
+        if tokens is None:
+            return []
         numbers = range(first, first + steps)
         emitted = map(Emitted, times, numbers, repeat(decodes.members), repeat(tokens), repeat(len(tokens)), repeat([]))
         return list(emitted)

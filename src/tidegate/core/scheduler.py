@@ -165,7 +165,9 @@ class Scheduler:
         """A step was computed. Results come in the order of their plans; raises ValueError otherwise."""
         if not self._lifecycle.in_flight or self._lifecycle.in_flight[0].plan is not plan:
             raise ValueError(f"step {plan.step} is not the oldest in flight")
-        expected = len(plan.decodes) + sum(chunk.emits for chunk in plan.chunks)
+        expected = len(plan.decodes)
+        if plan.chunks:
+            expected += sum(chunk.emits for chunk in plan.chunks)
         if len(result.tokens) != expected:
             raise ValueError(f"step {plan.step} emits {expected} tokens, the result has {len(result.tokens)}")
         self.ctx.now = now
@@ -190,11 +192,11 @@ class Scheduler:
         # Whoever comes first because of a cached prefix is looked at again when anything is evicted.
         return self._quiet.ahead(steps, inf if wake is None else wake, self.kv.free if warm else self.kv.available)
 
-    def pass_steps(self, times: Sequence[float], tokens: Sequence[int]) -> None:
+    def pass_steps(self, times: Sequence[float], tokens: Sequence[int] | None) -> None:
         """Take `len(times)` of the `quiet_steps` at once, as `plan` and `apply` would have one by one.
 
-        `times` are when each ends (seconds), `tokens` are those of every step, one a decode. Each step must be
-        planned, that is the one before it end, before `QuietSteps.until`.
+        `times` are when each ends (seconds), `tokens` are those of every step, one a decode; None where nobody is to
+        be told (no event then). Each step must be planned, that is the one before it end, before `QuietSteps.until`.
         """
         self._lifecycle.events += self._quiet.take(times, tokens)
 

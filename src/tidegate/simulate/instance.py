@@ -32,6 +32,7 @@ class Instance:
     are taken at once (`Scheduler.quiet_steps`) unless `stepping`; the outcome is the same to the last bit.
 
     observers: each is told the events of every step in order
+    watchers:  each is told the same, but for the tokens of quiet steps
     on_step:   takes a row of every step
     ends:      ends requests that declared more outputs than they have; None where nobody does
     """
@@ -42,6 +43,7 @@ class Instance:
         scheduler: Scheduler,
         executor: SimExecutor,
         observers: Sequence[Observer],
+        watchers: Sequence[Observer],
         on_step: StepSink | None = None,
         stepping: bool = False,
         ends: TrueEnds | None = None,
@@ -50,7 +52,8 @@ class Instance:
         self.scheduler = scheduler
         self.steps = 0
         self._executor = executor
-        self._observers = observers
+        self._observers = (*observers, *watchers)
+        self._tells_tokens = bool(observers)
         self._on_step = on_step
         self._stepping = stepping
         self._ends_of = ends
@@ -170,8 +173,9 @@ class Instance:
             self._ends_of.pass_steps(len(ends))
         if self._on_step is not None:
             self._write_rows(quiet, ends, self._on_step)
-        self.scheduler.pass_steps(ends, [0] * quiet.decodes)
-        self._tell()
+        self.scheduler.pass_steps(ends, [0] * quiet.decodes if self._tells_tokens else None)
+        if self._tells_tokens:
+            self._tell()
 
     def _tell(self) -> None:
         events = self.scheduler.take_events()
@@ -198,8 +202,9 @@ class Instance:
         scheduler, step_seconds = self.scheduler, self._executor.cost.step_seconds
         running, waiting, free = len(scheduler.running), len(scheduler.waiting), scheduler.kv.available
         n, context, start = quiet.decodes, quiet.context, self._begin
+        growth = scheduler.running.decodes.crossings()
         for step, end in enumerate(ends):
-            free -= quiet.growth[step % len(quiet.growth)]
+            free -= growth[step % len(growth)]
             seconds = step_seconds(decodes=n, context=context)
             write(StepRow(start, seconds, 0, n, context, running, waiting, free, 0, self.name))
             context += n

@@ -122,11 +122,11 @@ def simulate(
 
     def build(view: ReplicaView, told: Sequence[Observer]) -> Instance:
         scheduler, executor = setup.scheduler()
-        everybody: list[Observer] = [*observers, *told, RecordObserver(view.name, on_records)]
+        watchers: list[Observer] = [*told, RecordObserver(view.name, on_records)]
         if arriving.loops:
-            everybody.append(ended)
+            watchers.append(ended)
         ends = None if declared is None else TrueEnds()
-        return Instance(view.name, scheduler, executor, everybody, on_step, stepping, ends)
+        return Instance(view.name, scheduler, executor, observers, watchers, on_step, stepping, ends)
 
     token_s = setup.cost.prefill_seconds(TYPICAL_CHUNK) / TYPICAL_CHUNK
     route = None if fleet.route is None else fleet.route(token_s, setup.limits.pool_tokens)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from itertools import accumulate
+from math import inf
+
 from tidegate.core.copy_time import CopyTime
 from tidegate.core.plan import Copy, StepPlan, StepResult
 from tidegate.core.quiet import QuietSteps
@@ -23,9 +27,12 @@ class SimExecutor:
 
     def run(self, plan: StepPlan) -> tuple[StepResult, float]:
         """The result of a step, and the seconds it took."""
-        emitting = len(plan.decodes) + sum(chunk.emits for chunk in plan.chunks)
-        chunks = [(chunk.start, chunk.length) for chunk in plan.chunks]
-        seconds = self.cost.step_seconds(chunks, len(plan.decodes), plan.context)
+        emitting = decodes = len(plan.decodes)
+        chunks: tuple[tuple[int, int], ...] = ()
+        if plan.chunks:
+            emitting += sum(chunk.emits for chunk in plan.chunks)
+            chunks = tuple((chunk.start, chunk.length) for chunk in plan.chunks)
+        seconds = self.cost.step_seconds(chunks, decodes, plan.context)
         if plan.swapped_out or plan.swapped_in:
             copying = self._copy_seconds(plan.swapped_out) + self._copy_seconds(plan.swapped_in)
             seconds = max(seconds, copying)
@@ -42,15 +49,21 @@ class SimExecutor:
         `times` are the ends of the first of them, of which there may be none yet; the first begins at `begin`.
         The same additions as step by step, so that the times are the same to the last bit.
         """
-        cost, decodes, last = self.cost, quiet.decodes, quiet.until
-        fixed, read = cost.fixed_seconds(decodes), cost.kv_token_s
-        first = quiet.context + len(times) * decodes
+        cost, decodes = self.cost, quiet.decodes
         at = times[-1] if times else begin
-        for context in range(first, quiet.context + quiet.steps * decodes, decodes):
-            if at >= last or at > until:
-                break
-            at += fixed + context * read
-            times.append(at)
+        left = quiet.steps - len(times)
+        if not left or at >= quiet.until or at > until:
+            return
+        fixed, read = cost.fixed_seconds(decodes), cost.kv_token_s
+        context = quiet.context + len(times) * decodes
+        within = min(until, quiet.until) - at
+        if within < inf:  # no later step is shorter than the first
+            left = min(left, 2 + int(within / (fixed + context * read)))
+        seconds = [fixed + held * read for held in range(context, context + left * decodes, decodes)]
+        ends = list(accumulate(seconds, initial=at))
+        # The first that ends after `until`, and the first that may not be planned any more, are the bounds.
+        last = min(bisect_right(ends, until, 1) + 1, bisect_left(ends, quiet.until, 1) + 1)
+        times += ends[1:last]
 
     def _copy_seconds(self, copies: list[Copy]) -> float:
         return sum(len(copy.device) for copy in copies) * self._block_copy_s
