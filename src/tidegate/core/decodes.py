@@ -77,11 +77,6 @@ class DecodeSet:
         return len(self._roster.members)
 
     @property
-    def block_size(self) -> int:
-        """Tokens of a KV block: after so many advances the same members cross again."""
-        return len(self._wheel)
-
-    @property
     def members(self) -> list[Request]:
         """Those who decode."""
         return self._roster.members
@@ -144,6 +139,24 @@ class DecodeSet:
         """How many members cross into a new block at the next advance, at the one after it, ... until it repeats."""
         now = self.clock % len(self._wheel)
         return [len(spoke.members) for spoke in (*self._wheel[now:], *self._wheel[:now])]
+
+    def covered(self, blocks: int, advances: int) -> int:
+        """The most of `advances` whose crossings `blocks` blocks suffice for."""
+        size = len(self._wheel)
+        if len(self._roster.members) * (advances // size + 1) <= blocks:  # whatever they are
+            return advances
+        crossings = self.crossings()
+        a_round = sum(crossings)
+        if not a_round:
+            return advances
+        rounds, left = divmod(blocks, a_round)
+        covered = rounds * size
+        for crossing in crossings:
+            if covered >= advances or crossing > left:
+                break
+            left -= crossing
+            covered += 1
+        return min(covered, advances)
 
     def crossing_within(self, advances: int) -> list[list[int]]:
         """The tables of members that cross within so many advances, each as often as its member does."""

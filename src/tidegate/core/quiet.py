@@ -72,9 +72,7 @@ class Quiet:
         """The quiet ones of the next `steps`, before `until` (seconds), which may take `blocks` blocks."""
         running = self._running
         decodes = running.decodes
-        steps = int(min(steps, self._keys.quiet_plans))
-        if len(decodes) * (steps // decodes.block_size + 1) > blocks:  # else whatever they take is there
-            steps = _covered(decodes.crossings(), blocks, steps)
+        steps = decodes.covered(blocks, int(min(steps, self._keys.quiet_plans)))
         if running.cohorts is not None and steps > 0:
             steps = running.cohorts.quiet_steps(steps)
         if steps < 1:
@@ -107,18 +105,3 @@ class Quiet:
             if isinstance(queue, GroupedQueue) and self._running.free_seats:  # decoding moves the groups
                 return False
         return not self._affinity.waits_to_tell and self._planner.at_rest
-
-
-def _covered(growth: Sequence[int], blocks: int, steps: int) -> int:
-    """The most of `steps` whose growth fits in `blocks`."""
-    a_round = sum(growth)
-    if not a_round:
-        return steps
-    rounds, left = divmod(blocks, a_round)
-    covered = rounds * len(growth)
-    for crossing in growth:
-        if covered >= steps or crossing > left:
-            break
-        left -= crossing
-        covered += 1
-    return min(covered, steps)

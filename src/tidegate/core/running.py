@@ -108,19 +108,17 @@ class Running:
 
     def advance(self, steps: int) -> None:
         """So many decodes of everybody in `decodes`, each with the blocks it crosses into."""
-        decodes, kv = self.decodes, self.kv
-        tables = decodes.crossing_within(steps)
-        self.outstanding -= len(tables)
-        if self.expected is None and len(tables) <= kv.free:
+        decodes, kv, expected = self.decodes, self.kv, self.expected
+        while steps:
+            # What is evicted, and what growth is expected, goes by the step: together go those that need neither.
+            together = max(1, decodes.covered(kv.free, steps)) if expected is None else 1
+            tables = decodes.crossing_within(together)
             kv.grow(tables)
-            decodes.advance(steps)
-            return
-        for _ in range(steps):  # what is evicted, and what growth is expected, goes by the step
-            crossing = decodes.crossing()
-            kv.grow(crossing.lists)
-            if self.expected is not None:
-                self.expected.grow(crossing.members)
-            decodes.advance()
+            self.outstanding -= len(tables)
+            if expected is not None:
+                expected.grow(decodes.crossing().members)
+            decodes.advance(together)
+            steps -= together
 
     def start_decoding(self, r: Request) -> None:
         """`r` decodes from the next advance on."""
