@@ -2,11 +2,13 @@
 
     python bench/interactive.py [--json] [--policy joint …] [--rate 0.5 --rate 1.0] [--rounds 2] [--batch 200]
 
-Every run serves the same requests: `batch` of 48 tokens in and 24 out and `offline` ones (every fifth; the same
-size, a promise on the whole request) are there at the start and saturate the engine; interactive ones (32 in, 12
-out) arrive at `rate` a second, evenly spread with a seeded jitter, until the batch is done. KV memory holds about
-half of what the seats could hold, so that requests are preempted. Policies run in turn, `rounds` times; medians of
-the rounds are printed. The promises are scaled to this machine's steps and printed with the table.
+Every run serves the same requests. `batch` ones are there at the start and saturate the engine: questions of 32 tokens
+about one of 20 documents of 96 tokens, the documents in turn as clients of a shared service send them, 24 tokens
+out; every fifth is `offline` (the same, with a promise on the whole request). Interactive ones (32 in, 12 out)
+arrive at `rate` a second, evenly spread with a seeded jitter, until the batch is done. KV memory holds about half
+of what the seats could hold, so that requests are preempted and documents are evicted. Every policy has the prefix
+cache. Policies run in turn, `rounds` times; medians of the rounds are printed. The promises are scaled to this
+machine's steps and printed with the table.
 """
 
 from __future__ import annotations
@@ -40,9 +42,10 @@ from tidegate.executors.torch.model import choose_dtype, load_model
 from tidegate.executors.torch.weights import DEFAULT_MODEL, ensure_model
 
 BLOCK, SEATS, STEP_TOKENS = 16, 24, 256
-BATCH_IN, BATCH_OUT = 48, 24
+DOCUMENTS, DOCUMENT, QUESTION = 20, 96, 32
+BATCH_IN, BATCH_OUT = DOCUMENT + QUESTION, 24
 CHAT_IN, CHAT_OUT = 32, 12
-POOL = SEATS * (BATCH_IN + BATCH_OUT) // BLOCK * 55 // 100
+POOL = SEATS * (BATCH_IN + BATCH_OUT) // BLOCK // 2
 INTERACTIVE = Slo(ttft=2.0, tpot=0.6)
 OFFLINE = Slo(e2e=75.0)
 POLICIES = ("vllm-v1", "priority", "joint")
@@ -58,7 +61,7 @@ class Greedy:
 
 
 def prompt(seed: int, length: int) -> list[int]:
-    """Random tokens that no other request shares."""
+    """Random tokens, the same for the same seed."""
     rng = random.Random(seed)
     return [rng.randrange(100, 40_000) for _ in range(length)]
 
@@ -68,7 +71,7 @@ def background(count: int) -> list[Request]:
     return [
         Request(
             f"b{i}",
-            token_ids=prompt(i, BATCH_IN),
+            token_ids=prompt(2_000_000 + i % DOCUMENTS, DOCUMENT) + prompt(i, QUESTION),
             max_tokens=BATCH_OUT,
             slo_class="offline" if i % 5 == 0 else "batch",
             slo=OFFLINE if i % 5 == 0 else Slo(),
@@ -132,6 +135,7 @@ def summary(ended: Sequence[Finished], batch_tok_s: float, preemptions: int) -> 
     chats = [e for e in ended if e.request.slo_class == "interactive"]
     offline = [e for e in ended if e.request.slo_class == "offline"]
     ttft = sorted(e.timing.ttft or 0.0 for e in chats)
+    cached = sum(e.request.cached_tokens for e in ended)
     recomputed = sum(e.request.recomputed_tokens for e in ended)
     return {
         "interactive": len(chats),
@@ -142,6 +146,7 @@ def summary(ended: Sequence[Finished], batch_tok_s: float, preemptions: int) -> 
         "batch_tok_s": batch_tok_s,
         "preemptions": preemptions,
         "recomputed_tokens": recomputed,
+        "cached_share": cached / sum(e.request.prompt_tokens for e in ended),
     }
 
 

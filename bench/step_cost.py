@@ -3,7 +3,8 @@
     python bench/step_cost.py [--json] [--policy fcfs --policy priority] [--steps 400] [--repeats 5]
 
 Steady decode with `running` requests and `waiting` more, which lack seats or (`short_of`) KV blocks; with
-churn, one request arrives and one ends in every step. Token ids are kept, tokens are delivered to one
+churn, one request arrives and one ends in every step; a third of those who wait are of the class that runs, and so
+is whoever arrives. Token ids are kept, tokens are delivered to one
 queue a request; with `POLICY+ttft` every request was promised a first token, and time changes the keys of five of
 them in every step. The repeats of all rows are interleaved; a row's figure is the least of its repeats'
 medians, because noise only ever adds. The reference loop (append 256 ints to a list and sum it) is timed
@@ -62,11 +63,11 @@ class Load:
         self.ids = count()
         self.next: list[Request] = []
         for i in range(running):
-            self._arrive(1 + (i + 1) * OUTPUTS // running if churn else 10_000)
+            self._arrive(self._made(1 + (i + 1) * OUTPUTS // running if churn else 10_000))
         while self.scheduler.waiting or self.scheduler.running.prefilling:
             self.step()
-        for _ in range(waiting):
-            self._arrive(OUTPUTS)
+        for i in range(waiting):
+            self._arrive(self._made(OUTPUTS, i % 3 * 5))
         self.churn = churn
 
     def step(self) -> None:
@@ -78,23 +79,24 @@ class Load:
             if type(event) is Emitted:
                 deliver(map(list.append, map(stream_of, event.requests), event.tokens))
             elif type(event) is Finished and self.churn:
-                self._arrive(OUTPUTS)
+                self._arrive(self.next.pop())
 
     def prepare(self, requests: int) -> None:
         """Make the requests that arrive in the next step: that is the work of whoever parses them, not of a step."""
         while len(self.next) < requests:
             self.next.append(self._made(OUTPUTS))
 
-    def _arrive(self, outputs: int) -> None:
-        r = self.next.pop() if self.next else self._made(outputs)
+    def _arrive(self, r: Request) -> None:
         r.arrival = self.now
         self.scheduler.add(r, self.now)
 
-    def _made(self, outputs: int) -> Request:
+    def _made(self, outputs: int, priority: int = 0) -> Request:
         n = next(self.ids)
         tokens = range(n * PROMPT_TOKENS, (n + 1) * PROMPT_TOKENS)
         slo = Slo(ttft=1.0 + n * REKEY_EVERY) if self.promises else NO_SLO
-        return Request(f"r{n}", token_ids=tokens, max_tokens=outputs, priority=n % 3 * 5, slo=slo, handle=[])
+        r = Request(f"r{n}", token_ids=tokens, max_tokens=outputs, priority=priority, slo=slo, handle=[])
+        self.scheduler.name_blocks(r)  # as the engine does before a request comes to its thread
+        return r
 
 
 def reference_loop_us() -> float:

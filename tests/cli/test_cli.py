@@ -223,7 +223,7 @@ def test_a_mapped_file_is_shown(tmp_path: Path) -> None:
     path.write_text("when,in,out\nyesterday,9,2\n", encoding="utf-8")
     bad = tidegate("traces", "show", str(path), *(o for item in named[:3] for o in ("--map", item)))
     assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (2, "", 1)
-    assert bad.stderr.startswith(f"tidegate: {path}:2: 'yesterday' is not a number or ISO 8601")
+    assert bad.stderr.startswith(f"tidegate: {path}:2: arrival_s: 'yesterday' is not a number or ISO 8601")
 
 
 def test_config_show_prints_the_resolved_whole(tmp_path: Path) -> None:

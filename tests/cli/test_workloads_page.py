@@ -47,6 +47,18 @@ def test_a_command_prints_what_the_page_shows(tmp_path: Path, command: str, show
     assert done.returncode == (2 if shown.startswith("tidegate: ") else 0)
 
 
+def named_workloads(page: str) -> list[list[str]]:
+    """The parts of every command line of a page that names a workload, files of the reader's own left out."""
+    lines = re.findall(r"^tidegate (?:replay|traces show) ([^#\n]+)", page, re.MULTILINE)
+    parts = [re.split(r" --", line)[0].split() for line in lines]
+    return [words for words in parts if not any(word.endswith((".jsonl", ".csv")) for word in words)]
+
+
+@pytest.mark.parametrize("parts", named_workloads(PAGE + (ROOT / "docs" / "replay.md").read_text(encoding="utf-8")))
+def test_a_command_that_is_only_named_names_a_workload(parts: list[str]) -> None:
+    assert load_workload(parts, closed_loops=True).total > 0
+
+
 @pytest.mark.parametrize("text", EXAMPLES)
 def test_an_example_is_a_workload(text: str) -> None:
     assert len(load_workload(text)) > 0

@@ -135,6 +135,7 @@ class DecodeMachine(RuleBasedStateMachine):
     @rule(prompt=st.integers(1, 9), outputs=st.integers(2, 9), whole=st.booleans())
     def join(self, prompt: int, outputs: int, whole: bool) -> None:
         r = request(f"r{next(self.serial)}", prompt, outputs)
+        r.seq = next(self.serial)
         r.target = outputs
         r.footprint = self.kv.blocks_for(prompt + outputs - 1)
         held = r.footprint if whole else self.kv.blocks_for(prompt)
@@ -200,7 +201,7 @@ def test_handed_out_lists_never_change() -> None:
     a, b = (request(id, 1, 50) for id in "ab")
     a.lease, b.lease = kv.reserve(kv.nothing, 1), kv.reserve(kv.nothing, 1)
     for slot, r in enumerate((a, b)):
-        r.slot, r.target = slot, 50
+        r.slot, r.seq, r.target = slot, slot, 50
         decodes.join(r)
     decodes.advance()
     planned = decodes.slots

@@ -62,3 +62,16 @@ def test_a_client_keeps_its_tenant() -> None:
     asked, _ = served(loop, 1.0)
     assert sum(r.tenant == "tenant-0" for r in asked) == 50
     assert {r.slo_class for r in asked} == {"batch"}
+
+
+def test_who_is_answered_sooner_asks_more() -> None:
+    """One client is answered again and again while the other waits: all that is asked next is the first one's."""
+    clients = loop_of("closed:clients=2,count=9,tenants=2,prompt=10,output=5").start()
+    waiting, request = clients.first()
+    assert {waiting.tenant, request.tenant} == {"tenant-0", "tenant-1"}
+    for _ in range(7):
+        following = clients.after(request, request.arrival_s + 1.0)
+        assert following is not None
+        assert following.tenant == request.tenant
+        request = following
+    assert clients.after(request, 99.0) is None

@@ -119,8 +119,8 @@ def test_what_is_wrong_is_told_in_one_line(text: str, complaint: str) -> None:
 
 
 WORDS = (
-    "poisson closed vtc-real x.csv slice= thin= rows= prompt= rate=1 count=2 map.tenant=a lognormal 1..2 .. : , = 0.5 -1 inf "
-    f"nan {'9' * 30} unit= seed= é ( /"
+    "poisson closed vtc-real x.csv slice= thin= rows= prompt= rate=1 count=2 map.tenant=a lognormal 1..2 .. : , = .5 "
+    f"-1 inf nan {'9' * 30} unit= seed= é ( /"
 ).split()
 
 

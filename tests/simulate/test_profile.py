@@ -71,6 +71,10 @@ def test_classes_and_tenants_are_counted_the_largest_first() -> None:
         ("interactive", 70, 0.7),
         ("batch", 30, 0.3),
     ]
+    assert {name: sum(counts) for name, counts in shown.class_arrivals_per_bin.items()} == {
+        "batch": 30,
+        "interactive": 70,
+    }
     counts = [g.requests for g in shown.tenants.values()]
     assert counts == sorted(counts, reverse=True)
     assert shown.tenants["default"].requests == 30

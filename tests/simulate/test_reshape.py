@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tidegate.errors import InputError
 from tidegate.simulate.closed_loop import ClosedLoop
-from tidegate.simulate.reshape import between, delayed, labelled, merged, rows, thinned
+from tidegate.simulate.reshape import between, delayed, labelled, merged, rows, thinned, unticked
 from tidegate.simulate.workload import Workload, WorkloadRequest
 
 TIMES = st.lists(st.floats(0, 1e6), max_size=30)
@@ -98,6 +98,17 @@ def test_rows_are_those_of_a_list(times: list[float], start: int, end: int) -> N
     assert kept.duration_s == pytest.approx(replace(load, requests=load.requests[start:end]).duration_s)
 
 
+@given(st.lists(st.integers(0, 9), max_size=30), st.integers(0, 9))
+def test_spreading_leaves_everybody_in_his_tick_and_place(ticks: list[int], seed: int) -> None:
+    load = workload([3.0 * tick for tick in ticks])
+    spread = unticked(load, 3.0, (seed,))
+    assert identities(spread) == identities(load)
+    assert [r.arrival_s // 3 for r in spread] == sorted(ticks)
+    arrivals = [r.arrival_s for r in spread]
+    assert arrivals == sorted(arrivals)
+    assert spread == unticked(load, 3.0, (seed,))
+
+
 @given(TIMES, st.floats(0, 1e3), st.floats(0.1, 10))
 def test_delay_and_scale_change_times_alone(times: list[float], delay: float, factor: float) -> None:
     load = workload(times)
@@ -129,6 +140,7 @@ def test_a_closed_loop_is_labelled_and_delayed_but_neither_cut_nor_scaled() -> N
         lambda: between(load, 0, 1),
         lambda: rows(load, 0, 1),
         lambda: thinned(load, 0.5, (0,)),
+        lambda: unticked(load, 1.0, (0,)),
     ):
         with pytest.raises(InputError, match="a closed loop cannot be"):
             change()

@@ -127,12 +127,16 @@ def test_stamps_in_a_column_called_arrival_s_are_told_from_seconds(tmp_path: Pat
 @pytest.mark.parametrize(
     ("stamps", "complaint"),
     [
-        ((1700000000, "2024-01-01T00:00:00"), r"load.jsonl:2: '2024.*' is not a number, as the first row has"),
-        (("2024-01-01T00:00:00", 5), "load.jsonl:2: 5 is a number, but the first row has a date"),
+        (
+            (1700000000, "2024-01-01T00:00:00"),
+            r"load.jsonl:2: arrival_s: '2024.*' is not a number, as the first row has",
+        ),
+        (("2024-01-01T00:00:00", 5), "load.jsonl:2: arrival_s: 5 is a number, but the first row has a date"),
         (("2024-01-01T00:00:00", "2024-01-01T00:00:00Z"), "load.jsonl:2: .* some stamps have a time zone"),
-        (("yesterday",), "load.jsonl:1: 'yesterday' is not a number or ISO 8601"),
-        (("2024-13-01T00:00:00",), "load.jsonl:1: month must be in 1..12"),
-        ((1, "NaN"), "load.jsonl:2: 'NaN' is not a number"),
+        (("yesterday",), "load.jsonl:1: arrival_s: 'yesterday' is not a number or ISO 8601"),
+        (("2024-13-01T00:00:00",), "load.jsonl:1: arrival_s: month must be in 1..12"),
+        ((1, "NaN"), "load.jsonl:2: arrival_s: 'NaN' is not a number"),
+        ((1, "1e999999999"), "load.jsonl:2: arrival_s: '1e999999999' is not a number"),
         ((None,), "load.jsonl:1: arrival_s is mapped to 'ts', which has no value here"),
     ],
 )
@@ -190,6 +194,14 @@ def test_a_packed_file_is_read_as_what_it_holds(tmp_path: Path) -> None:
     path.write_bytes(b"no gzip")
     with pytest.raises(InputError, match="cannot read"):
         read_workload(path)
+
+
+@pytest.mark.parametrize("line", ["3", "[1]", '"x"', "null", "1" * 5000, "[" * 100_000])
+@pytest.mark.parametrize("columns", [Columns(), FOREIGN])
+def test_a_line_that_is_no_object_is_named(tmp_path: Path, line: str, columns: Columns) -> None:
+    first = json.dumps({"ts": 1, "in": 2, "out": 3} if columns.named else ROW)
+    with pytest.raises(InputError, match=r"load\.jsonl:2: "):
+        read_workload(written(tmp_path, f"{first}\n{line}\n"), columns)
 
 
 def test_requests_are_read_one_at_a_time(tmp_path: Path) -> None:

@@ -130,6 +130,9 @@ def _pictures(shown: Profile) -> list[str]:
     over_time = [f"|{line}|" for line in standing(shown.arrivals_per_bin)]
     axis = f" 0 s{f'{end_s:.0f} s':>{len(shown.arrivals_per_bin) - 3}}"
     lines = ["", f"arrivals over time, {shown.bin_s:.3g} s a column, the highest {most}", *over_time, axis]
+    if len(shown.classes) > 1:  # each against its own highest
+        by_class = shown.class_arrivals_per_bin.items()
+        lines += [f"|{standing(counts, 1)[0]}| {name}, {max(counts) / shown.bin_s:.3g}/s" for name, counts in by_class]
     for what, histogram in (("prompts", shown.prompt_histogram), ("outputs", shown.output_histogram)):
         lines += ["", f"{what} by tokens, up to", *lying({str(most): count for most, count in histogram.items()})]
     return lines

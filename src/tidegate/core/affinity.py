@@ -47,7 +47,8 @@ class Affinity:
 
     def forget(self, r: Request) -> None:
         """`r` waits no more."""
-        self._blocks.pop(r, None)
+        if self._blocks.pop(r, None) is None:
+            return
         drawer = self._filed.pop(r, None)
         name = self._names.pop(r, None)
         if drawer is not None:

@@ -60,6 +60,7 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self.root = Run(None, [], [], refs=1, used=0)
+        self.nothing = Match(self.root, 0, 0, 0)
         self.evictable = 0
         self._clock = count(1)
         self._serial = count()
@@ -68,6 +69,8 @@ class PrefixIndex:
 
     def match(self, hashes: Sequence[BlockHash], limit: int) -> Match:
         """The longest cached prefix of the first `limit` hashes."""
+        if not limit or hashes[0] not in self.root.children:
+            return self.nothing
         run, inside, at, idle = self.root, 0, 0, 0
         while at < limit:
             child = run.children.get(hashes[at])

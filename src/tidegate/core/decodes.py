@@ -2,7 +2,7 @@
 
 One advance of `clock` is one planned decode of every member, so nothing is counted per member and
 step. Two calendars say who needs attention at which clock: a wheel for members that cross into a new
-KV block, and a dict of ends for members whose last token is due.
+KV block, and a sorted list of ends for members whose last token is due.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ class DecodeSet:
     """
 
     __slots__ = (
-        "_by_end", "_ends", "_handed_out", "_nowhere", "_offset", "_roster", "_wheel", "applied", "clock", "keeping",
-        "times",
+        "_ends", "_handed_out", "_nowhere", "_offset", "_roster", "_wheel", "applied", "clock", "keeping", "times",
     )  # fmt: skip
 
     # Times are forgotten in batches of this many, once every member joined later.
@@ -69,8 +68,7 @@ class DecodeSet:
         self._handed_out = False
         self._nowhere: list[int] = []  # takes the tokens of those whose token ids nobody keeps
         self._wheel = [Roster() for _ in range(block_size)]
-        self._ends: dict[int, dict[Request, None]] = {}
-        self._by_end: list[tuple[int, int, int]] = []  # (end, arrival sequence, footprint), sorted
+        self._ends: list[tuple[int, int, Request]] = []  # (clock, arrival sequence, request), sorted
         self._offset = 0  # sum of (planned - clock) over the members
 
     def __len__(self) -> int:
@@ -98,34 +96,34 @@ class DecodeSet:
 
     def join(self, r: Request) -> None:
         """`r` decodes from the next advance on."""
-        self._own_lists()
-        self._offset += r.planned - self.clock
+        if self._handed_out:
+            self._own_lists()
+        offset = r.planned - self.clock
+        self._offset += offset
         self.keeping += r.token_ids is not None
         self._roster.add(r, self._nowhere if r.token_ids is None else r.token_ids)
         assert r.lease is not None
-        if len(r.lease.table) < r.footprint:
-            self._wheel[(self.clock - r.planned) % len(self._wheel)].add(r, r.lease.table)
+        table = r.lease.table
+        if len(table) < r.footprint:
+            self._wheel[-offset % len(self._wheel)].add(r, table)
         end = self.clock + r.target - r.sampled
         r.enter(self, self.clock, end)
-        self._ends.setdefault(end, {})[r] = None
-        insort(self._by_end, (end, r.seq, r.footprint))
+        insort(self._ends, (end, r.seq, r))
 
     def leave(self, r: Request) -> None:
         """`r` decodes no more; its derived counters are frozen as they stand."""
-        self._own_lists()
-        self._offset -= r.planned - self.clock
+        if self._handed_out:
+            self._own_lists()
+        offset = r.planned - self.clock
+        self._offset -= offset
         self.keeping -= r.token_ids is not None
         self._roster.drop(r)
-        spoke = self._wheel[(self.clock - r.planned) % len(self._wheel)]
+        spoke = self._wheel[-offset % len(self._wheel)]
         if r in spoke.index:
             spoke.drop(r)
-        end = r.last_clock
-        ending = self._ends[end]
-        del ending[r]
-        if not ending:
-            del self._ends[end]
-        del self._by_end[bisect_left(self._by_end, (end, r.seq))]
-        self._fold_gaps(r)
+        del self._ends[bisect_left(self._ends, (r.last_clock, r.seq))]
+        if self.applied > r.joined_clock:
+            self._fold_gaps(r)
         r.freeze()
 
     def crossing(self) -> Roster:
@@ -172,15 +170,18 @@ class DecodeSet:
     @property
     def next_end(self) -> int:
         """The clock of the first last token of a member; there must be one."""
-        return self._by_end[0][0]
+        return self._ends[0][0]
 
     def ending(self, clock: int) -> list[Request]:
         """Members whose last token is the one of advance number `clock`."""
-        return list(self._ends.get(clock, ()))
+        ends = self._ends
+        if not ends or ends[0][0] > clock:
+            return []
+        return [r for _, _, r in ends[bisect_left(ends, (clock,)) : bisect_left(ends, (clock + 1,))]]
 
     def ends(self) -> Iterator[tuple[int, int]]:
         """(clock of the last token, blocks at the peak) of every member, by clock."""
-        return ((end, blocks) for end, _, blocks in self._by_end)
+        return ((end, r.footprint) for end, _, r in self._ends)
 
     def advance(self, steps: int = 1) -> None:
         """Plan one decode of every member, or so many of each."""
@@ -204,16 +205,13 @@ class DecodeSet:
             self.times.forget(min((r.joined_clock for r in self.members), default=self.applied))
 
     def _fold_gaps(self, r: Request) -> None:
-        """Write the gaps between `r`'s tokens since it joined into `r`."""
+        """Write the gaps between `r`'s tokens since it joined into `r`; at least one was applied."""
         first = r.joined_clock + 1
-        if self.applied < first:
-            return
         if r.last_token_at is not None:
             r.gaps.append(self.times.at(first) - r.last_token_at)
         r.gaps += self.times.gaps(first, self.applied)
         r.last_token_at = self.times.at(self.applied)
 
     def _own_lists(self) -> None:
-        if self._handed_out:
-            self._roster.renew()
-            self._handed_out = False
+        self._roster.renew()
+        self._handed_out = False

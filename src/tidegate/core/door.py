@@ -40,10 +40,13 @@ class Door:
         self._queue = queue
         self._running = running
         self._end = end
+        self._open = policy.admit.open
         self.backlog = Backlog(self._weigh) if policy.admit.weighs else None
 
     def refusal(self, r: Request, now: float, parked: int) -> Reject | None:
         """Why `r` may not wait, if so; `parked` others wait until they may be scheduled."""
+        if self._open:
+            return None
         verdict = self._policy.admit.decide(r, self._load(r, now, parked), self._ctx)
         if isinstance(verdict, Displace):
             self._displace(r, verdict, now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tidegate.core.plan import StepPlan
 from tidegate.core.request import Request
@@ -24,12 +24,12 @@ class Draft:
 
     plan: StepPlan
     left: int
-    prefill_left: int = 0
-    growers: list[Request] = field(default_factory=list)
-    displacers: list[Request] = field(default_factory=list)
-    paused: set[Request] = field(default_factory=set)
-    chunks: dict[Request, int] = field(default_factory=dict)
-    transfers: list[Transfer] = field(default_factory=list)
+    prefill_left: int
+    growers: list[Request]
+    displacers: list[Request]
+    paused: set[Request]
+    chunks: dict[Request, int]
+    transfers: list[Transfer]
 
     def gave_way(self, r: Request) -> bool:
         """Whether `r` was evicted in this very plan: it does not come back in it."""

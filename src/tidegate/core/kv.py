@@ -46,7 +46,7 @@ class KvCache:
         self.epoch = 0  # grows whenever blocks come back or become shared: "does not fit" may be wrong then
         self._evict_batch = min(64, num_blocks // 256)  # some more at once: the walk costs more than the blocks
         self._free = list(range(num_blocks - 1, -1, -1))
-        self.nothing = Match(self.index.root, 0, 0, 0)
+        self.nothing = self.index.nothing
         self.evictions = 0  # grows whenever cached blocks are forgotten
         self.ranks = False  # whether what is cached decides who comes first
         self.watched: Collection[BlockHash] = ()  # hashes whose appearance is noted
@@ -80,8 +80,11 @@ class KvCache:
         """Hold the matched prefix and `blocks` more. Raises KvError if they are not to be had."""
         if blocks > self.available - match.idle:
             raise KvError(f"{blocks} blocks wanted, {self.available - match.idle} available")
-        run = self.index.hold(match)
-        table = [b for r in reversed(list(path(run))) for b in r.blocks]
+        if match.blocks:
+            run = self.index.hold(match)
+            table = [b for r in reversed(list(path(run))) for b in r.blocks]
+        else:
+            run, table = match.run, []
         lease = Lease(run, table, len(table), owner)
         table += self._take(blocks)
         self._leases.add(lease)

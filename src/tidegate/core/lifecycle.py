@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tidegate.core.backlog import Backlog
 from tidegate.core.decodes import DecodeSet
@@ -53,9 +53,9 @@ class Step:
     outputs: list[list[int]]
     clock: int
     last: list[Request]
-    chunks: list[tuple[Request, Chunk]] = field(default_factory=list)
-    transfers: list[Transfer] = field(default_factory=list)
-    leavers: list[Request] = field(default_factory=list)
+    chunks: list[tuple[Request, Chunk]]
+    transfers: list[Transfer]
+    leavers: list[Request]
     ended: bool = False
     also: tuple[DecodeSet, int] | None = None
 

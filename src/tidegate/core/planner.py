@@ -24,7 +24,7 @@ from tidegate.core.queue import WaitingQueue
 from tidegate.core.request import Request
 from tidegate.core.room import Room
 from tidegate.core.running import Running, in_order, place
-from tidegate.core.swap import Swap
+from tidegate.core.swap import Swap, Transfer
 from tidegate.core.view import StepView
 
 
@@ -63,7 +63,9 @@ class Planner:
 
     def plan(self, now: float) -> StepPlan:
         """The next step, in flight from now on; an empty plan if there is nothing to compute."""
-        draft = Draft(StepPlan(self._next_step, now), self._limits.max_num_batched_tokens)
+        # Written out: default factories would make up a tenth of a steady step.
+        plan = StepPlan(self._next_step, now, [], [], [], [], [], [], [], [], [], [])
+        draft = Draft(plan, self._limits.max_num_batched_tokens, 0, [], [], set(), {}, [])
         if self._running.cohorts is not None:
             self._running.turn = self._running.cohorts.next_turn()
         if self._policy.features.mixed_batches:
@@ -74,7 +76,7 @@ class Planner:
         else:
             self._plan_unmixed(draft)
         self._launch(draft)
-        return draft.plan
+        return plan
 
     @property
     def blocked(self) -> tuple[Request, str] | None:
@@ -150,14 +152,19 @@ class Planner:
 
     def _plan_prompts(self, d: Draft) -> None:
         """Unfinished prompts and those that can be admitted share the budget, in policy order."""
-        if not self._running.prefilling and not len(self._queue):
-            return
+        running = self._running
+        if not running.prefilling:
+            if not len(self._queue):
+                return
+            if not running.free_seats and d.left > 0:  # as in nearly all steady steps
+                d.plan.held_back_by = "seats"
+                return
         decodes = len(d.plan.decodes) * self._per_decode
-        view = StepView(d.plan.now, self._limits.max_num_batched_tokens, decodes, self._running.load)
+        view = StepView(d.plan.now, self._limits.max_num_batched_tokens, decodes, running.load)
         d.prefill_left = min(d.left, self._policy.budget.tokens(view, self._ctx))
         unfinished: list[Request] = []
-        if self._running.prefilling:
-            unfinished = in_order(r for r in self._running.prefilling if r not in d.paused and not r.copying)
+        if running.prefilling:
+            unfinished = in_order(r for r in running.prefilling if r not in d.paused and not r.copying)
             unfinished.reverse()
         capped: list[Request] = []
         while d.prefill_left > 0:
@@ -308,7 +315,7 @@ class Planner:
 
     def _launch(self, d: Draft) -> None:
         """Close the plan and put it in flight. An empty one takes no number; seats given up wait for the next."""
-        plan, running, kv, size = d.plan, self._running, self._kv, self._limits.block_size
+        plan, running = d.plan, self._running
         if not plan and not d.chunks:
             plan.step = -1
             return
@@ -316,22 +323,29 @@ class Planner:
         if plan.decodes:
             clock = decodes.clock
             if running.turn is None:
-                step = Step(plan, decodes.members, decodes.outputs, clock, decodes.ending(clock))
+                ending = decodes.ending(clock)
+                step = Step(plan, decodes.members, decodes.outputs, clock, ending, [], d.transfers, [])
             else:
-                step = self._step_with(running.turn, plan)
+                step = self._step_with(running.turn, plan, d.transfers)
             plan.context = decodes.context if running.turn is None else running.load.context
         else:
-            step = Step(plan, [], [], 0, [])
-        step.transfers = d.transfers
+            step = Step(plan, [], [], 0, [], [], d.transfers, [])
         plan.draft_tokens = self._limits.draft_tokens
         plan.left = running.take_left()
         self._next_step += 1
-        for r, tokens in d.chunks.items():
+        if d.chunks:
+            self._launch_chunks(d.chunks, step)
+        self._lifecycle.launch(step)
+
+    def _launch_chunks(self, chunks: dict[Request, int], step: Step) -> None:
+        """Count the tokens of each prompt as planned; whoever has all of its prompt decodes from the next step on."""
+        kv, size = self._kv, self._limits.block_size
+        for r, tokens in chunks.items():
             start, known = r.planned, r.known_tokens
             end = start + tokens
             emits = end == known
             chunk = Chunk(r.slot, start, tokens, emits)
-            plan.chunks.append(chunk)
+            step.plan.chunks.append(chunk)
             step.chunks.append((r, chunk))
             r.count(tokens, emits)
             assert r.lease is not None
@@ -341,12 +355,12 @@ class Planner:
             elif r.sampled == r.target:
                 step.last.append(r)
             else:
-                running.start_decoding(r)
-        self._lifecycle.launch(step)
+                self._running.start_decoding(r)
 
-    def _step_with(self, turn: Cohort, plan: StepPlan) -> Step:
+    def _step_with(self, turn: Cohort, plan: StepPlan, transfers: list[Transfer]) -> Step:
         """The step in which the main set and a cohort decode."""
         main, own = self._running.decodes, turn.decodes
         both = turn.together(main)
         ending = [*main.ending(main.clock), *own.ending(own.clock)]
-        return Step(plan, both.members, both.outputs, main.clock, ending, also=(own, own.clock))
+        also = own, own.clock
+        return Step(plan, both.members, both.outputs, main.clock, ending, [], transfers, [], also=also)

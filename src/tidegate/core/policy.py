@@ -179,6 +179,11 @@ class Admit(Protocol):
     """Who may wait at all, for how long, and in whose place."""
 
     @property
+    def open(self) -> bool:
+        """Whether everybody may wait, so that `decide` need not be asked."""
+        ...
+
+    @property
     def weighs(self) -> bool:
         """Whether `decide` looks at work, which costs a prediction and a prefix look-up for each arrival."""
         ...

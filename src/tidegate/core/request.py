@@ -273,9 +273,13 @@ class Request:
         """Derive the counters no more; they stand as they are. Only core/decodes.py calls this."""
         d = self.decode_set
         assert d is not None
-        planned, applied = d.clock - self.joined_clock, max(0, d.applied - self.joined_clock)
         self.decode_set = None
-        self.count(planned, planned, applied, applied)
+        planned, applied = d.clock - self.joined_clock, d.applied - self.joined_clock
+        self._planned += planned
+        self._sampled += planned
+        if applied > 0:
+            self._computed += applied
+            self._emitted += applied
 
     def count(self, planned: int = 0, sampled: int = 0, computed: int = 0, emitted: int = 0) -> None:
         """Add to the counters: a chunk planned or applied, a token that was in flight when `r` left."""

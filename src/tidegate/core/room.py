@@ -19,6 +19,8 @@ class Room:
         self._kv = kv
         self._running = running
         self._hold_pending = hold_pending
+        self._size = limits.block_size
+        self._max_preemptions = limits.max_preemptions
         self._span = kv.blocks_for(limits.resume_span)
         self._watermark = ceil(limits.watermark * limits.num_blocks) if limits.headroom == "watermark" else 0
 
@@ -29,7 +31,7 @@ class Room:
         The last known token is never taken from the cache: computing it yields the next one.
         """
         hashes = hashes_of(r, self._kv)
-        limit = min(len(hashes), (r.known_tokens - 1) // self._limits.block_size)
+        limit = min(len(hashes), (r.known_tokens - 1) // self._size)
         match = self._kv.match(hashes, limit) if limit else self._kv.nothing
         if not self._hold_pending or r.host:
             return match, False
@@ -38,7 +40,7 @@ class Room:
 
     def in_place(self, r: Request, match: Match) -> int:
         """KV tokens of `r` that need no computing if it starts from `match`: cached ones, or those on the host."""
-        return max(match.blocks * self._limits.block_size, r.host_tokens)
+        return max(match.blocks * self._size, r.host_tokens)
 
     def _worth_waiting(self, r: Request, owner: object) -> bool:
         if not isinstance(owner, Request):
@@ -50,9 +52,9 @@ class Room:
     def wanted(self, r: Request) -> int:
         """Blocks that `r` holds when it starts: for all it knows, or for its whole footprint once it was
         evicted so often that it must never be again."""
-        if r.preemptions >= self._limits.max_preemptions:
+        if r.preemptions >= self._max_preemptions:
             return r.footprint
-        return self._kv.blocks_for(r.known_tokens)
+        return -(-r.known_tokens // self._size)
 
     def headroom(self, r: Request) -> int:
         """Blocks that must stay free when `r` starts beside others.
@@ -61,13 +63,15 @@ class Room:
         what covers it is not given to those who start later.
         """
         running, span = self._running, self._span
-        own = r.footprint - self.wanted(r)
         if self._limits.headroom == "declared":
-            return running.outstanding + own
+            return running.outstanding + r.footprint - self.wanted(r)
         if r.preemptions:
+            own = r.footprint - self.wanted(r)
             reserve = min(own, span) + sum(min(running.growth_left(m), span) for m in running.members)
         else:
-            reserve = self._watermark + sum(min(running.growth_left(m), span) for m in running.returned)
+            reserve = self._watermark
+            if running.returned:
+                reserve += sum(min(running.growth_left(m), span) for m in running.returned)
         if running.expected is None:
             return reserve
         wanted = self.wanted(r)

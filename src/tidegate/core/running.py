@@ -234,7 +234,8 @@ class Running:
     def growth_left(self, r: Request) -> int:
         """Blocks by which `r` may still grow, as declared."""
         assert r.lease is not None
-        return max(0, r.footprint - len(r.lease.table))
+        growth = r.footprint - len(r.lease.table)
+        return growth if growth > 0 else 0
 
 
 def hashes_of(r: Request, kv: KvCache) -> list[BlockHash]:
@@ -244,9 +245,9 @@ def hashes_of(r: Request, kv: KvCache) -> list[BlockHash]:
     """
     if not kv.prefix_caching:
         return []
-    hashes = r.block_hashes
-    if r.token_ids is not None and len(hashes) < len(r.token_ids) // kv.block_size:
-        hashes = r.block_hashes = block_hashes(r.token_ids, kv.block_size, r.cache_salt, hashes)
+    hashes, tokens, size = r.block_hashes, r.token_ids, kv.block_size
+    if tokens is not None and len(tokens) >= (len(hashes) + 1) * size:
+        hashes = r.block_hashes = block_hashes(tokens, size, r.cache_salt, hashes)
     return hashes
 
 

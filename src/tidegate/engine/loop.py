@@ -29,6 +29,9 @@ from tidegate.errors import Draining, EngineDead, RequestRefused
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+# Tokens whose hashing does not hold an event loop up: 8,192 take about half a millisecond.
+SHORT_PROMPT = 8192
+
 
 class Observer(Protocol):
     """Somebody who is told what happened. Called in the engine's thread: be quick, never raise, never block."""
@@ -112,12 +115,21 @@ class Engine:
         if self._draining_for is not None:
             raise Draining(self._draining_for)
         stream = Stream([r.id for r in requests], self.abort)
+        await self._name_blocks(requests)
         try:
             await self._ask(lambda: self._add(requests, stream))
         except asyncio.CancelledError:
             stream.abort()
             raise
         return stream
+
+    async def _name_blocks(self, requests: Sequence[Request]) -> None:
+        """Hash the prompts here and not between two steps; long ones in a thread, so that the event loop goes on."""
+        for r in requests:
+            if r.prompt_tokens <= SHORT_PROMPT:
+                self._scheduler.name_blocks(r)
+            else:
+                await asyncio.to_thread(self._scheduler.name_blocks, r)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Give requests up; their streams end with `cancelled`. Unknown and ended ones are ignored."""

@@ -9,7 +9,7 @@ import numpy as np
 from tidegate.errors import InputError
 from tidegate.simulate.draws import Draw, Floats
 
-MOST_ARRIVALS = 20_000_000
+MOST_ARRIVALS = 10_000_000
 Gaps = Callable[[int], Floats]
 
 
@@ -18,18 +18,26 @@ def renewal(gaps: Gaps, rate: float, count: int | None, duration_s: float | None
 
     The first gap stands before the first arrival.
     """
-    wanted = count if count is not None else expected(rate * (duration_s or 0.0))
+    if duration_s is None:
+        assert count is not None  # noqa: S101 - one of both is always given
+        return np.cumsum(gaps(count))
+    wanted = expected(rate * duration_s) if count is None else min(count, expected(rate * duration_s))
     arrivals = np.cumsum(gaps(wanted))
-    while count is None and duration_s is not None and arrivals[-1] < duration_s:
+    while (count is None or len(arrivals) < count) and arrivals[-1] < duration_s:
         arrivals = np.concatenate([arrivals, arrivals[-1] + np.cumsum(gaps(wanted))])
-    return arrivals if duration_s is None else arrivals[arrivals < duration_s]
+    return arrivals[:count][arrivals[:count] < duration_s]
 
 
 def expected(arrivals: float) -> int:
     """How many gaps to draw at a time where this many arrivals are expected."""
-    if arrivals > MOST_ARRIVALS:
-        raise InputError(f"{arrivals:.3g} requests are more than the {MOST_ARRIVALS} a workload may have")
+    refuse_too_many(arrivals)
     return int(arrivals + 4 * arrivals**0.5) + 16
+
+
+def refuse_too_many(requests: float) -> None:
+    """Raise InputError for more requests than a workload may have."""
+    if requests > MOST_ARRIVALS:
+        raise InputError(f"{requests:.3g} requests are more than the {MOST_ARRIVALS} a workload may have")
 
 
 def poisson_gaps(rng: np.random.Generator, rate: float) -> Gaps:

@@ -17,7 +17,7 @@ from tidegate.errors import InputError
 from tidegate.simulate.draws import parse_seconds, plain_number
 from tidegate.simulate.named import exists
 from tidegate.simulate.nearest import nearest
-from tidegate.simulate.reshape import between, delayed, labelled, rows, thinned
+from tidegate.simulate.reshape import between, delayed, labelled, rows, thinned, unticked
 from tidegate.simulate.seeds import SeedKey
 from tidegate.simulate.workload import Workload
 
@@ -69,6 +69,11 @@ def _scale(value: str) -> Step:
     return lambda workload, _: workload.rate_scaled(factor)
 
 
+def _spread(value: str) -> Step:
+    tick_s = parse_seconds(value)
+    return lambda workload, key: unticked(workload, tick_s, key)
+
+
 def _at(value: str) -> Step:
     delay_s = parse_seconds(value)
     return lambda workload, _: delayed(workload, delay_s)
@@ -98,12 +103,13 @@ STEPS: dict[str, Callable[[str], Step]] = {
     "first": _first,
     "thin": _thin,
     "scale": _scale,
+    "spread": _spread,
     "at": _at,
     "class": _class,
     "tenant": _tenant,
     "priority": _priority,
 }
-REPEATABLE = ("slice", "rows", "first", "thin", "scale", "at")
+REPEATABLE = ("slice", "rows", "first", "thin", "scale", "spread", "at")
 
 
 def parse_part(text: str, known: Callable[[str], bool]) -> Part:

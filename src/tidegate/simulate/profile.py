@@ -66,7 +66,7 @@ class Profile:
                    more in bursts that outlast a gap. None below two windows
     window_s:      1 s, or longer where that would be under one arrival a window
     prefix_hit:    what an unbounded cache of prompts would save; None where no request says what it shares
-    arrivals_per_bin, bin_s: arrivals over time in equal bins from 0 s on
+    arrivals_per_bin, bin_s: arrivals over time in equal bins from 0 s on, of all and by class
     prompt_histogram, output_histogram: requests by length, up to powers of two: {512: 90} is 90 of 257 to 512 tokens
     """
 
@@ -86,6 +86,7 @@ class Profile:
     tenants: dict[str, GroupProfile]
     bin_s: float
     arrivals_per_bin: tuple[int, ...]
+    class_arrivals_per_bin: dict[str, tuple[int, ...]]
     prompt_histogram: dict[int, int]
     output_histogram: dict[int, int]
 
@@ -96,7 +97,7 @@ def profile(workload: Workload, bins: int = 60) -> Profile:
     gaps = np.diff(arrivals)
     window_s = max(1.0, float(ceil(workload.duration_s / max(1, len(workload) - 1))))
     bin_s = (float(arrivals[-1]) or 1.0) / bins
-    counts, _ = np.histogram(arrivals, bins=bins, range=(0.0, bin_s * bins))
+    by_class = _over_time(workload, np.minimum((arrivals / bin_s).astype(np.int64), bins - 1), bins)
     return Profile(
         name=workload.name,
         requests=len(workload),
@@ -113,7 +114,8 @@ def profile(workload: Workload, bins: int = 60) -> Profile:
         classes=_groups(workload, "slo_class"),
         tenants=_groups(workload, "tenant"),
         bin_s=bin_s,
-        arrivals_per_bin=tuple(counts.tolist()),
+        arrivals_per_bin=tuple(map(sum, zip(*by_class.values(), strict=True))),
+        class_arrivals_per_bin=by_class,
         prompt_histogram=_histogram(r.prompt_tokens for r in workload),
         output_histogram=_histogram(r.output_tokens for r in workload),
     )
@@ -170,6 +172,14 @@ def _lengths(tokens: list[int]) -> LengthProfile:
     ordered = np.sort(np.array(tokens, np.int64))
     p50, p90, p99 = (int(ordered[ceil(q * len(ordered) / 100) - 1]) for q in QUANTILES)
     return LengthProfile(int(ordered.sum()), float(ordered.mean()), int(ordered[0]), p50, p90, p99, int(ordered[-1]))
+
+
+def _over_time(workload: Workload, bin_of: npt.NDArray[np.int64], bins: int) -> dict[str, tuple[int, ...]]:
+    """Arrivals by bin for each class, the classes by name."""
+    counts: dict[str, list[int]] = {name: [0] * bins for name in sorted({r.slo_class for r in workload})}
+    for request, place in zip(workload, bin_of.tolist(), strict=True):
+        counts[request.slo_class][place] += 1
+    return {name: tuple(values) for name, values in counts.items()}
 
 
 def _histogram(lengths: Iterable[int]) -> dict[int, int]:

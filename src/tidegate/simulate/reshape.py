@@ -8,8 +8,11 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
+
 from tidegate.errors import InputError
 from tidegate.simulate.seeds import Decides, SeedKey, stream
+from tidegate.simulate.shipped import spread
 from tidegate.simulate.workload import Workload, WorkloadRequest
 
 
@@ -37,6 +40,14 @@ def thinned(workload: Workload, share: float, key: SeedKey) -> Workload:
     workload.refuse_loops("thinned")
     lots = stream(key, Decides.THINNING).random(len(workload)).tolist()
     return replace(workload, requests=tuple(r for r, lot in zip(workload, lots, strict=True) if lot < share))
+
+
+def unticked(workload: Workload, tick_s: float, key: SeedKey) -> Workload:
+    """Arrivals that were recorded in ticks of `tick_s`, by lot and in their order all over their tick."""
+    workload.refuse_loops("spread")
+    ticks = np.array([r.arrival_s for r in workload], np.float64)
+    arrivals = spread(ticks, tick_s, stream(key, Decides.SPREADING)).tolist()
+    return replace(workload, requests=tuple(replace(r, arrival_s=t) for r, t in zip(workload, arrivals, strict=True)))
 
 
 def delayed(workload: Workload, by_s: float) -> Workload:

@@ -21,6 +21,7 @@ class Decides(IntEnum):
     SHARING = 5
     TURNS = 6
     THINNING = 7
+    SPREADING = 8
 
 
 def stream(key: SeedKey, decides: Decides) -> np.random.Generator:

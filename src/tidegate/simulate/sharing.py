@@ -13,6 +13,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field, PlainValidator
 
+from tidegate.simulate.arrivals import refuse_too_many
 from tidegate.simulate.lengths import LengthDraw, Lengths, parse_count, parse_prompt
 from tidegate.simulate.seeds import Decides, SeedKey, stream
 from tidegate.simulate.synthetic import Count, OpenLoop, Seconds, Times
@@ -41,10 +42,9 @@ class Families(OpenLoop):
         prefixes = self.prefix.sample(rng, self.families)
         weights = np.arange(1, self.families + 1) ** -self.zipf
         members = rng.choice(self.families, len(base), p=weights / weights.sum())
-        ends = np.cumsum(prefixes // self.block)
-        ids = [
-            tuple(range(end - n, end)) for end, n in zip(ends.tolist(), (prefixes // self.block).tolist(), strict=True)
-        ]
+        blocks = prefixes // self.block
+        ends = np.cumsum(blocks).tolist()
+        ids = [tuple(range(end - n, end)) for end, n in zip(ends, blocks.tolist(), strict=True)]
         return replace(
             base,
             requests=tuple(
@@ -86,6 +86,7 @@ class Sessions(OpenLoop):
         turns = self.turns.sample(stream(key, Decides.TURNS), len(starts))
         tenants = self.draw_tenants(key, len(starts))
         total = int(turns.sum())
+        refuse_too_many(total)
         questions, answers = self.draw_lengths(key, total)
         thinking = self.think.sample(stream(key, Decides.THINKING), total)
         requests: list[WorkloadRequest] = []
@@ -95,7 +96,7 @@ class Sessions(OpenLoop):
             steps = zip(questions[own].tolist(), answers[own].tolist(), thinking[own].tolist(), strict=True)
             said = list(self._conversation(start, fresh, steps))
             requests += (replace(r, tenant=tenant) for r in said)
-            fresh += max((len(r.hash_ids) for r in said), default=0)
+            fresh += len(said[-1].hash_ids) if said else 0
             done += n
         return Workload(self.kind, tuple(sorted(requests, key=attrgetter("arrival_s"))))
 

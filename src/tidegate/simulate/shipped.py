@@ -54,13 +54,15 @@ def _mooncake(trace: Trace, table: pa.Table) -> tuple[WorkloadRequest, ...]:
     )
 
 
-def spread(ticks: npt.NDArray[np.float64], width: float) -> npt.NDArray[np.float64]:
+def spread(
+    ticks: npt.NDArray[np.float64], width: float, rng: np.random.Generator | None = None
+) -> npt.NDArray[np.float64]:
     """Spread arrivals that were recorded in ticks of `width` seconds over their tick.
 
     `ticks` must not fall. Given their number, the arrivals of a Poisson process are uniform over the
-    tick, so that is what they become, from a fixed seed: the same every time, and in order.
+    tick, so that is what they become, in order; from a fixed seed, the same every time, where no `rng` is given.
     """
-    offsets = np.random.default_rng(0).random(len(ticks)) * width
+    offsets = (rng or np.random.default_rng(0)).random(len(ticks)) * width
     return np.sort(ticks + offsets)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 EPOCH_SECONDS = 10**8  # 1973 as seconds since 1970: no workload lasts so long, and no stamp of a real one is older
+MOST_DIGITS = 30
 _ISO = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:[.,](\d+))?(Z|[+-]\d\d:?\d\d)?")
 _SECOND = timedelta(seconds=1)
 
@@ -63,12 +64,12 @@ class Stamps:
 
 
 def as_number(stamp: Any) -> Decimal | None:
-    """The stamp as a finite number, None where it is none."""
+    """The stamp as a number of sensible size, None where it is none."""
     try:
         number = Decimal(str(stamp).strip())
     except InvalidOperation:
         return None
-    return number if number.is_finite() else None
+    return number if number.is_finite() and number.adjusted() < MOST_DIGITS else None
 
 
 def epoch_unit(number: Decimal) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -162,7 +163,7 @@ def read_requests(path: Path, columns: Columns | None = None) -> Iterator[Worklo
             for index, (line, raw) in enumerate(reader(path, lines)):
                 try:
                     row = columns.of(raw)
-                    unseen = unseen and unseen.difference(raw)
+                    unseen = unseen.difference(raw) if unseen and isinstance(raw, dict) else unseen
                     stamps = columns.stamps(row) if index == 0 else stamps
                     request = _request(row, stamps)
                 except ValidationError as e:
@@ -172,9 +173,9 @@ def read_requests(path: Path, columns: Columns | None = None) -> Iterator[Worklo
                 yield request
     except UnicodeDecodeError as e:
         raise InputError(f"{path}: not UTF-8 text (byte {e.start})") from e
-    except (OSError, EOFError) as e:
+    except (OSError, EOFError, zlib.error) as e:
         raise InputError(f"cannot read {path}: {getattr(e, 'strerror', None) or e}") from e
-    for column in sorted(unseen) if raw else ():
+    for column in sorted(unseen) if isinstance(raw, dict) and raw else ():
         raise InputError(f"{path}: no line has a value in the mapped column {column!r}; {nearest(column, [*raw])}")
 
 
@@ -196,6 +197,8 @@ def _jsonl_rows(path: Path, lines: IO[str]) -> Iterator[tuple[int, Any]]:
             row = json.loads(line)
         except json.JSONDecodeError as e:
             raise InputError(f"{path}:{number}: not JSON: {e.msg} at column {e.colno}") from e
+        except (ValueError, RecursionError) as e:  # a number of thousands of digits, brackets a thousand deep
+            raise InputError(f"{path}:{number}: not JSON: {e}") from e
         yield number, {key: value for key, value in row.items() if value is not None} if isinstance(row, dict) else row
 
 
@@ -219,7 +222,11 @@ def _request(row: Any, stamps: Stamps | None) -> WorkloadRequest:
         row["hash_ids"] = row["hash_ids"].split()
     if stamps is None or not isinstance(row, dict) or "arrival_s" not in row:
         return _Row.model_validate(row).request(None)
-    arrival_s, row["arrival_s"] = stamps.seconds(row["arrival_s"]), 0.0
+    try:
+        arrival_s = stamps.seconds(row["arrival_s"])
+    except ValueError as e:
+        raise ValueError(f"arrival_s: {e}") from None
+    row["arrival_s"] = 0.0
     return _Row.model_validate(row).request(arrival_s)
 
 

@@ -44,6 +44,10 @@ class QueueLimit:
     shed_hopeless: bool = False
 
     @property
+    def open(self) -> bool:
+        return self.max_waiting is None and not self.weighs
+
+    @property
     def weighs(self) -> bool:
         return self.max_waiting_tokens is not None or bool(self.classes) or self.displace or self.refuse_hopeless
 

@@ -167,7 +167,7 @@ class TorchExecutor:
         computed = time.perf_counter()
         self._slots.advance(plan)
         sampled = self._sampler.sample(output.logits[0], packed.emit_slots)
-        self._slots.last_token[packed.emit_index] = sampled.tokens
+        self._slots.last_token.index_copy_(0, packed.emit_index, sampled.tokens)
         tokens = sampled.tokens.tolist()
         self.forward_seconds += computed - started
         ended = time.perf_counter()

@@ -67,7 +67,7 @@ class Slots:
         """The batch of `plan`, whose deltas are applied already."""
         slots = self._decoding(plan.decodes)
         positions = self.positions[slots]
-        ids = self.last_token[self._slots_on_device]
+        ids = self.last_token.index_select(0, self._slots_on_device)
         if not plan.chunks:
             return self._packed(ids, positions, slots, slots, self._rows, self._kv_rows(slots, positions), [])
         return self._pack_mixed(plan.chunks, ids, positions, slots)
