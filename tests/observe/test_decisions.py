@@ -10,7 +10,7 @@ from tests.core.harness import Run, limits, request
 from tidegate.errors import InputError
 from tidegate.observe import jsonlines
 from tidegate.observe.decisions import DecisionLog, RecordLog
-from tidegate.observe.jsonlines import JsonLines
+from tidegate.observe.jsonlines import JsonLines, LineFile
 from tidegate.observe.records import read_records
 
 
@@ -63,6 +63,20 @@ def test_a_file_never_outgrows_its_bound(tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == {"d.jsonl", "d.jsonl.1"}
     assert all(p.stat().st_size <= 1_000 for p in tmp_path.iterdir())
     assert lines(tmp_path / "d.jsonl")[-1] == {"n": 499}
+
+
+def test_a_simulation_loses_no_line(tmp_path: Path) -> None:
+    run = Run.of("fcfs", limits())
+    run.add(request("a", 8, 4), request("b", 8, 2))
+    run.until_idle()
+    out = LineFile(tmp_path / "d.jsonl")
+    log = DecisionLog(out)
+    for _ in range(2 * jsonlines.BACKLOG // len(run.events)):
+        log.events(run.events)
+    out.close()
+    assert len(lines(tmp_path / "d.jsonl")) == 6 * (2 * jsonlines.BACKLOG // len(run.events))
+    with pytest.raises(InputError, match="cannot write"):
+        LineFile(tmp_path / "none" / "d.jsonl")
 
 
 def test_a_stuck_disk_loses_lines_and_says_so(

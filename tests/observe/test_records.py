@@ -281,5 +281,7 @@ def test_the_table_fits_120_columns_whatever_the_numbers(capsys: pytest.CaptureF
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 120
     assert any("b [red]" in line for line in lines), "names are no markup"
-    assert sum("99.99%" in line or "100.0%" in line for line in lines) == 3
+    assert sum("99.9%" in line for line in lines) == 3, "nobody reads 100 % where one was missed"
     assert [line.split()[0] for line in lines[-3:]] == ["a", "all", "all"]
+    assert all("999k/1M" in line and "0.123/0.568/0.999" in line for line in lines[-3:]), "no number is cut"
+    assert all(line.endswith(("12.3% 99.0%", "12.3% 99.0% ")) for line in lines[-3:])

@@ -26,6 +26,7 @@ from tidegate.observe.comparison.preemptions import causes, nameless
 from tidegate.observe.comparison.run import is_companion
 from tidegate.observe.comparison.timeline import SPANS, mean_level
 from tidegate.observe.comparison.words import percent, seconds
+from tidegate.observe.comparison.worst import MAX_ROWS
 from tidegate.observe.records import records_table, write_records
 from tidegate.observe.report import MAX_RUNS, Run, write_report
 from tidegate.observe.summary import summarise
@@ -152,6 +153,15 @@ def test_hundreds_of_classes_and_tenants_stay_readable(tmp_path: Path) -> None:
     assert (tmp_path / "page.html").stat().st_size < 600_000
     assert "292 smaller classes beyond the 8 largest" in words
     assert "388 smaller tenants beyond the 12 largest" in words
+
+
+def test_many_runs_of_many_classes_share_one_bounded_table(tmp_path: Path) -> None:
+    rows = [replace(r, slo_class=f"c{i % 12}") for i, r in enumerate(made_up(1_200))]
+    write_report([Run(f"run {n}", rows) for n in range(MAX_RUNS)], tmp_path / "page.html")
+    worst = data_of(tmp_path / "page.html")["worst"]
+    assert len({row[0] for row in worst}) == MAX_RUNS
+    assert len(worst) <= MAX_ROWS
+    assert (tmp_path / "page.html").stat().st_size < 600_000
 
 
 def test_the_step_log_tells_queue_and_memory(tmp_path: Path) -> None:
@@ -297,3 +307,23 @@ def test_the_command_writes_the_page_and_prints_the_table(tmp_path: Path) -> Non
 def test_bad_input_is_one_line(arguments: tuple[str, ...], complaint: str) -> None:
     done = command(*arguments)
     assert (done.returncode, done.stderr.count("\n"), complaint in done.stderr) == (2, 1, True), done.stderr
+
+
+def test_headlines_of_many_runs_stay_short(tmp_path: Path) -> None:
+    runs = [Run(f"policy-{n}", made_up(300, 1.0 + n)) for n in range(MAX_RUNS)]
+    write_report(runs, tmp_path / "page.html")
+    words = words_of(tmp_path / "page.html")
+    assert re.search(
+        r"In all, policy-0 keeps [^.]+\([\d.]+ requests a second\), (policy-\d \d+ % \([\d.]+\), ){2}…, policy", words
+    )
+    assert "(no name)" not in words
+
+
+def test_names_of_any_length_do_not_make_a_page_longer(tmp_path: Path) -> None:
+    long = "x" * 50_000
+    rows = [
+        replace(r, slo_class=f"{long}{i % 3}", tenant=f"{long}{i % 4}", request_id=f"{long}{i}")
+        for i, r in enumerate(made_up(200))
+    ]
+    write_report([Run("long", rows)], tmp_path / "page.html")
+    assert (tmp_path / "page.html").stat().st_size < 300_000

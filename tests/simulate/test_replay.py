@@ -274,6 +274,7 @@ async def test_the_command_writes_records_and_a_stable_summary(tmp_path: Path) -
     assert set(summary["classes"]) == {"interactive", "all"}
     assert set(summary["classes"]["all"]) == {
         "requests", "completed", "cancelled", "attainment", "goodput", "output_tokens_s", "ttft_s", "tpot_s", "e2e_s",
+        "preemptions", "recompute_share", "cache_hit",
     }  # fmt: skip
     assert sorted(r.finish_reason for r in read_records(out)) == ["length", "length", "refused"]
 

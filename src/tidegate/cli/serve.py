@@ -128,9 +128,12 @@ def _log_files(config: Config) -> dict[str, JsonLines]:
     """The files that this server writes as it goes, by option of `[observe]`; opened before anything slow begins."""
     from tidegate.observe.jsonlines import JsonLines
 
-    wanted = config.observe
-    paths = {"decisions": wanted.decisions, "records": wanted.records, "steps": wanted.steps}
-    return {name: JsonLines(Path(path), wanted.max_bytes) for name, path in paths.items() if path is not None}
+    paths = {
+        "decisions": config.observe.decisions,
+        "records": config.observe.records,
+        "steps": config.observe.steps,
+    }
+    return {name: JsonLines(Path(path), config.observe.max_bytes) for name, path in paths.items() if path is not None}
 
 
 def _observers(logs: Mapping[str, JsonLines], scheduler: Scheduler, engine: Engine) -> Iterator[Observer]:

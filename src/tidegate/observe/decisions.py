@@ -9,14 +9,14 @@ from tidegate.core.events import Computed, Emitted, Event
 from tidegate.core.explain import words
 from tidegate.core.plan import StepPlan
 from tidegate.core.request import Request
-from tidegate.observe.jsonlines import JsonLines
+from tidegate.observe.jsonlines import Lines
 from tidegate.observe.records import Recorder
 
 
 class DecisionLog:
     """Writes a line for every decision, and one whenever what holds the waiting back changes. No text of prompts."""
 
-    def __init__(self, out: JsonLines) -> None:
+    def __init__(self, out: Lines) -> None:
         self._out = out
         self._held_back_by: str | None = None
 
@@ -37,7 +37,7 @@ class DecisionLog:
 class RecordLog:
     """Writes a record (observe/records.py) for every request as it ends."""
 
-    def __init__(self, out: JsonLines) -> None:
+    def __init__(self, out: Lines) -> None:
         self._out = out
         self._recorder = Recorder()
 

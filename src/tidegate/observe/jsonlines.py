@@ -1,4 +1,4 @@
-"""JSON lines to a file from a thread that must not wait for a disk."""
+"""JSON lines to a file: at once, or from a thread that must not wait for a disk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from logging.handlers import QueueListener, RotatingFileHandler
 from pathlib import Path
 from queue import Queue
-from typing import Any
+from typing import Any, Protocol
 
 from tidegate.errors import InputError
 
@@ -16,6 +16,34 @@ _log = logging.getLogger(__name__)
 
 BACKLOG = 10_000
 """Lines that may wait for the disk; what comes on top of them is dropped and counted."""
+
+
+class Lines(Protocol):
+    """Whatever takes objects one by one."""
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Append one object."""
+
+
+class LineFile:
+    """Writes every object to `path`, one a line: for a simulation, which may wait for a disk and loses nothing.
+
+    A file that is there is replaced. Raises InputError if it cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Append one object."""
+        self._file.write(json.dumps(line) + "\n")
+
+    def close(self) -> None:
+        """Write what waits. Idempotent."""
+        self._file.close()
 
 
 class JsonLines:

@@ -8,7 +8,7 @@ from tidegate.core.events import Event
 from tidegate.core.plan import StepPlan
 from tidegate.core.scheduler import Scheduler
 from tidegate.engine.clock import Clock
-from tidegate.observe.jsonlines import JsonLines
+from tidegate.observe.jsonlines import Lines
 from tidegate.observe.steplog import StepRow
 
 
@@ -61,7 +61,7 @@ class StepLog:
     waits and what is free is counted then, too. Steps of requests that began before the log did are left out.
     """
 
-    def __init__(self, out: JsonLines, scheduler: Scheduler, clock: Clock, replica: str = "0") -> None:
+    def __init__(self, out: Lines, scheduler: Scheduler, clock: Clock, replica: str = "0") -> None:
         self._out = out
         self._scheduler = scheduler
         self._clock = clock

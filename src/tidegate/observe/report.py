@@ -109,9 +109,10 @@ def _page(title: str, runs: Sequence[Loaded], sections: Sequence[Section], rows:
 
 
 def _section(section: Section) -> str:
+    lines = "".join(f"<p>{escape(line)}</p>" for line in section.headline.split("\n"))
     return (
         f'<section id="{section.anchor}"><h2>{safe(section.title)}</h2>'
-        f'<p class="headline">{"<br>".join(map(escape, section.headline.splitlines()))}</p>{section.body}</section>'
+        f'<div class="headline">{lines}</div>{section.body}</section>'
     )
 
 

@@ -72,8 +72,8 @@
   /* A place below the chart for what one run's curve says. */
   function said(series, readout) {
     const made = document.createElement("span");
-    made.className = `dot c${series.colour}`;
-    made.textContent = `${series.run} ${series.rest}`;
+    made.className = `dot c${series.colour}${series.dash ? " measured" : ""}`;
+    made.textContent = `${series.run}: ${series.rest}`;
     readout.append(made);
     return made;
   }
@@ -87,7 +87,7 @@
       const resting = at === null || at === undefined;
       when.textContent = resting ? "" : withUnit(chart.x.values[at], chart.x.unit);
       chart.series.forEach((s, i) => {
-        lines[i].textContent = `${s.run} ${resting ? s.rest : withUnit(s.y[at], chart.y.unit)}`;
+        lines[i].textContent = `${s.run}: ${resting ? s.rest : withUnit(s.y[at], chart.y.unit)}`;
       });
     };
     const top = chart.y.max ?? Math.max(1, ...chart.series.flatMap((s) => s.y.map((v) => v ?? 0))) * 1.06;
@@ -193,7 +193,7 @@
       const made_cell = cell("td", text, column.number);
       if (i === 0) {
         const run = data.runs.find((r) => r.name === value);
-        made_cell.classList.add("dot", `c${run.colour}`);
+        made_cell.classList.add("dot", `c${run.colour}`, run.dash ? "measured" : "simulated");
       }
       if (i === KEPT && !value) made_cell.classList.add("broken");
       made.append(made_cell);

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tidegate.observe.columns import Columns
 from tidegate.observe.comparison.run import Loaded
 from tidegate.observe.comparison.section import MAX_CLASSES, Comparison, Section
-from tidegate.observe.comparison.words import count, listed, percent, plural, safe, seconds, short, table
+from tidegate.observe.comparison.words import count, listed, percent, plural, ranked, safe, seconds, short, table
 from tidegate.observe.summary import ClassSummary, summarise_columns
 
 HEAD = (
@@ -47,7 +47,7 @@ def _headline(comparison: Comparison, summaries: dict[str, dict[str, ClassSummar
         if known:
             (first, best), *others = known
             parts = [f"{first} keeps {percent(best)} of the promises", *(f"{r} {percent(s)}" for r, s in others)]
-            told.append(f"{short(name)}: {', '.join(parts)}.")
+            told.append(f"{short(name)}: {ranked(parts)}.")
     return "\n".join(told) or "No class was promised anything."
 
 
@@ -61,8 +61,8 @@ def _overall(comparison: Comparison, promised: Sequence[str]) -> str:
         if counted:
             shares.append((met / counted, met / (run.columns.span_s or 1.0), run.name))
     (share, rate, first), *others = sorted(shares, reverse=True)
-    rest = "".join(f", {run} {percent(s)} ({r:.3g})" for s, r, run in others)
-    return f"In all, {first} keeps {percent(share)} of the promises ({rate:.3g} requests a second){rest}."
+    best = f"In all, {first} keeps {percent(share)} of the promises ({rate:.3g} requests a second)"
+    return f"{ranked([best, *(f'{run} {percent(s)} ({r:.3g})' for s, r, run in others)])}."
 
 
 def _block(comparison: Comparison, name: str, summaries: dict[str, dict[str, ClassSummary]]) -> str:
@@ -74,7 +74,8 @@ def _block(comparison: Comparison, name: str, summaries: dict[str, dict[str, Cla
         share = summary.attainment if promised else (summary.completed / counted if counted else None)
         bars.append(bar(run, share, f"{percent(share)} of {count(counted)}"))
     note = _promise(comparison, name) if promised else "nothing promised: completed"
-    return f'<div class="block"><h3>{safe(name)} <small>{safe(note)}</small></h3>{"".join(bars)}</div>'
+    small = f" <small>{safe(note)}</small>" if note else ""
+    return f'<div class="block"><h3>{safe(name)}{small}</h3>{"".join(bars)}</div>'
 
 
 def bar(run: Loaded, share: float | None, told: str) -> str:

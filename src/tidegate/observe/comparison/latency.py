@@ -9,7 +9,7 @@ import numpy as np
 from tidegate.observe.columns import Columns, Floats
 from tidegate.observe.comparison.run import Loaded
 from tidegate.observe.comparison.section import Comparison, Section, figure
-from tidegate.observe.comparison.words import percent, rounded, safe, seconds, short
+from tidegate.observe.comparison.words import ranked, rounded, safe, seconds, short
 
 POINTS = 160
 """Latencies, evenly spaced on the logarithm, at which each distribution is read."""
@@ -68,8 +68,8 @@ def _headline(comparison: Comparison) -> str:
                 told.append((waits[at] if at < waits.size else float("inf"), run.name))
         if told:
             (best, first), *others = sorted(told)
-            rest = "".join(f", {_within(wait)} under {run}" for wait, run in others)
-            return f"Nine of ten {short(name)} requests have their first token {_within(best)} under {first}{rest}."
+            lead = f"Nine of ten {short(name)} requests have their first token {_within(best)} under {first}"
+            return f"{ranked([lead, *(f'{_within(wait)} under {run}' for wait, run in others)])}."
     return "No request ever got a first token."
 
 
@@ -125,10 +125,10 @@ def _chart(comparison: Comparison, name: str, measure: Measure) -> dict[str, Any
 def _at_rest(ascending: Floats, total: int, measure: Measure) -> str:
     """What half and what 99 % of all take, for those who point at nothing."""
     told = []
-    for share in (0.5, 0.99):
+    for name, share in (("half", 0.5), ("99\u00a0%", 0.99)):
         at = int(np.ceil(share * total)) - 1
         value = ascending[at] / measure.factor if at < ascending.size else float("inf")
-        told.append(f"{percent(share)} {_within(value)}")
+        told.append(f"{name} never" if value == float("inf") else f"{name} ≤ {seconds(value)}")
     return ", ".join(told)
 
 

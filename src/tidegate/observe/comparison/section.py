@@ -66,5 +66,5 @@ def figure(chart: str, title: str, description: str) -> str:
     return (
         f'<figure class="chart"><figcaption>{title}</figcaption>'
         f'<div class="plot" id="{chart}" role="img" aria-label="{description}"></div>'
-        f'<p class="readout" aria-hidden="true"></p></figure>'
+        f'<p class="readout"></p></figure>'
     )

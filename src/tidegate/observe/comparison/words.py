@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
+from math import isfinite
 from typing import Any
 
 from tidegate.observe.columns import Floats
 
 NAME_LENGTH = 80
 
+# Control characters, spaces and what breaks lines, but not the space that keeps a number and its unit together.
+_BREAKS = re.compile("[\x00-\x20\x7f-\x9f\u2028\u2029]+")
+
 
 def short(text: object) -> str:
     """Text on one line, no longer than anybody reads."""
-    told = " ".join(str(text).split()) or "(no name)"
+    told = _BREAKS.sub(" ", str(text)).strip(" ") or "(no name)"
     return told if len(told) <= NAME_LENGTH else f"{told[: NAME_LENGTH - 1]}…"
 
 
@@ -52,14 +57,19 @@ def plural(number: float, one: str, many: str | None = None) -> str:
     return f"{count(number)} {one if number == 1 else many or one + 's'}"
 
 
+def ranked(parts: Sequence[str]) -> str:
+    """Best first, joined by commas; of more than four the first three and the last."""
+    return ", ".join(parts if len(parts) <= 4 else [*parts[:3], "…", parts[-1]])
+
+
 def listed(parts: Sequence[str]) -> str:
     """a, b and c."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def rounded(values: Iterable[float] | Floats, digits: int = 4) -> list[float | None]:
-    """Numbers for a chart, cut to what can be seen; None for NaN."""
-    return [None if v != v else float(f"{v:.{digits}g}") for v in map(float, values)]
+    """Numbers for a chart, cut to what can be seen; None for what is none."""
+    return [float(f"{v:.{digits}g}") if isfinite(v) else None for v in map(float, values)]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], text_columns: int, label: str) -> str:
@@ -67,12 +77,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]], text_columns: int,
     kinds = ["t"] * text_columns + ["n"] * (len(head) - text_columns)
     top = "".join(f'<th scope="col" class="{kind}">{safe(name)}</th>' for name, kind in zip(head, kinds, strict=True))
     body = "".join(
-        "<tr>"
-        + "".join(
-            f'<td class="{kind}">{escape(str(c)) if c == "" else safe(c)}</td>'
-            for c, kind in zip(row, kinds, strict=True)
-        )
-        + "</tr>"
+        "<tr>" + "".join(f'<td class="{kind}">{safe(c)}</td>' for c, kind in zip(row, kinds, strict=True)) + "</tr>"
         for row in rows
     )
     return (

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from tidegate.observe.columns import Columns
 from tidegate.observe.comparison.section import Comparison, Section
-from tidegate.observe.comparison.words import NAME_LENGTH, plural, rounded
+from tidegate.observe.comparison.words import NAME_LENGTH, plural, rounded, short
 
 EACH = 20
 """Requests of a run that are taken by each measure; all four together are told of a class and run."""
@@ -41,7 +41,7 @@ def worst(comparison: Comparison) -> tuple[Section, list[list[Any]]]:
     each = max(2, min(EACH, MAX_ROWS // (len(MEASURES) * max(1, len(parts)))))
     rows: list[list[Any]] = []
     for name, (run, columns) in parts:
-        rows += _rows(run.name, name, columns, _chosen(columns, each), run.origin)
+        rows += _rows(run.name, short(name), columns, _chosen(columns, each), run.origin)
     told = (
         f"{plural(len(rows), 'request')} that waited longest, decoded slowest or stalled most in their run and class."
     )
