@@ -60,6 +60,7 @@ class Instance:
         self._next = inf  # when to plan
         self._step: tuple[StepPlan, StepResult] | None = None  # in flight
         self._end = inf  # of that
+        self._busy_until = 0.0  # with steps that are done with
         self._quiet: QuietSteps | None = None  # a span of steps that is under way
         self._begin = 0.0  # of that
         self._ends: list[float] = []  # of its steps, as far as they were looked at
@@ -105,7 +106,7 @@ class Instance:
             if self._ends_of is not None:
                 self._ends_of.watch(r)
         if self._step is None:
-            self._next = min(self._next, now)
+            self._next = max(self._busy_until, min(self._next, now))
 
     def _plan(self, now: float, stepping: bool = False) -> None:
         """Begin the next step, or a span of quiet ones."""
@@ -158,9 +159,18 @@ class Instance:
         return len(self._ends) == quiet.steps or self._ends[-1] >= quiet.until
 
     def _interrupt(self, quiet: QuietSteps, now: float) -> None:
-        """Somebody arrives within the span: end it after its last whole step; one that has begun goes on."""
-        self._pass(quiet, self._ends[: bisect_right(self._ends, now)])
-        if self._next < now:
+        """Somebody arrives within the span: end it after its last whole step; one that has begun goes on.
+
+        Where nobody hears of its tokens, that one is done with as well: whoever arrives while it runs changes nothing
+        in it and finds what it would have found, and only the order of events would tell.
+        """
+        whole = bisect_right(self._ends, now)
+        begun = (self._ends[whole - 1] if whole else self._begin) < now
+        if begun and not self._tells_tokens:
+            self._pass(quiet, self._ends[: whole + 1])
+            return
+        self._pass(quiet, self._ends[:whole])
+        if begun:
             self._plan(self._next, stepping=True)
 
     def _pass(self, quiet: QuietSteps, ends: list[float]) -> None:
@@ -168,6 +178,7 @@ class Instance:
         self._quiet, self._next = None, ends[-1] if ends else self._begin
         if not ends:
             return
+        self._busy_until = ends[-1]
         self.steps += len(ends)
         if self._ends_of is not None:
             self._ends_of.pass_steps(len(ends))
