@@ -324,7 +324,8 @@ class Planner:
             clock = decodes.clock
             if running.turn is None:
                 ending = decodes.ending(clock)
-                step = Step(plan, decodes.members, decodes.outputs, clock, ending, [], d.transfers, [])
+                outputs = decodes.outputs if decodes.keeping else []  # nobody's tokens are kept: nothing to append to
+                step = Step(plan, decodes.members, outputs, clock, ending, [], d.transfers, [])
             else:
                 step = self._step_with(running.turn, plan, d.transfers)
             plan.context = decodes.context if running.turn is None else running.load.context
