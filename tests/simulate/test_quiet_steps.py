@@ -17,6 +17,7 @@ from tidegate.core.presets import PRESETS, build_policy
 from tidegate.core.quiet import LOUD
 from tidegate.core.request import Request
 from tidegate.core.scheduler import Scheduler
+from tidegate.core.slo import NO_SLO, Slo, SloClass
 from tidegate.core.step_time import LearnedStepTime
 from tidegate.executors.sim.cost import CostModel
 from tidegate.executors.sim.hardware import find_hardware
@@ -68,7 +69,7 @@ def flattened(event: Event) -> tuple[Any, ...]:
 
 
 def outcome(
-    requests: list[WorkloadRequest], setup: EngineSetup, stepping: bool, observed: bool = True
+    requests: list[WorkloadRequest], setup: EngineSetup, stepping: bool, observed: bool = True, **given: Any
 ) -> tuple[list[Record], list[StepRow], list[tuple[Any, ...]]]:
     records: list[Record] = []
     rows: list[StepRow] = []
@@ -78,7 +79,13 @@ def outcome(
         events.extend(map(flattened, seen))
 
     simulate(
-        requests, setup, records.extend, on_step=rows.append, observers=[observe] if observed else [], stepping=stepping
+        requests,
+        setup,
+        records.extend,
+        on_step=rows.append,
+        observers=[observe] if observed else [],
+        stepping=stepping,
+        **given,
     )
     return records, rows, events
 
@@ -127,6 +134,24 @@ def test_pools_that_are_short_were_met() -> None:
     records, rows, _events = outcome(load(1, 80, 25.0), setup("priority", num_blocks=90, headroom="none"), False)
     assert sum(r.preemptions or 0 for r in records) > 5
     assert sum(row.preempted for row in rows) == sum(r.preemptions or 0 for r in records)
+
+
+@pytest.mark.parametrize(("tpot", "gap"), [(0.0083, 0.4), (0.0086, 0.4), (0.0096, 0.0), (0.0098, 0.0), (0.0101, 0.0)])
+@pytest.mark.parametrize("policy", ["joint", "sla"])
+def test_decodes_take_turns_at_the_same_steps(policy: str, tpot: float, gap: float) -> None:
+    """Contexts grow in a quiet span, until those who were promised nothing have to skip steps."""
+    classes = {"interactive": SloClass("interactive", Slo(tpot=tpot)), "batch": SloClass("batch", NO_SLO, 10)}
+    rng = random.Random(2)
+    requests = [
+        WorkloadRequest(
+            i * gap, rng.randint(50, 900), 600 if not gap else 300, slo_class="interactive" if i % 8 == 0 else "batch"
+        )
+        for i in range(60 if gap else 40)
+    ]
+    wide = setup(policy, num_blocks=8000, max_num_seqs=64)
+    fast, slow = (outcome(requests, wide, stepping, classes=classes) for stepping in (False, True))
+    assert fast == slow
+    assert any(0 < row.decodes < row.running - 4 and not row.prefill_tokens for row in slow[1])
 
 
 def test_most_steps_of_a_light_load_are_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
