@@ -25,6 +25,7 @@ from tidegate.errors import InputError
 COMMANDS = {
     "serve": "tidegate.cli.serve:serve",
     "replay": "tidegate.cli.replay:replay",
+    "simulate": "tidegate.cli.simulate:simulate",
     "report": "tidegate.cli.report:report",
     "scenario": "tidegate.cli.scenario:scenario",
     "cost": "tidegate.cli.cost:cost",

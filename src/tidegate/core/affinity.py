@@ -76,6 +76,15 @@ class Affinity:
                 self._grown.popleft()
         return found
 
+    @property
+    def waits_to_tell(self) -> bool:
+        """Whether the prefix of somebody who waits has grown."""
+        return bool(self._grown) or self._kv.has_appeared
+
+    def warm(self, r: Request) -> bool:
+        """Whether `r` was found to have a cached prefix, which evictions can shorten."""
+        return self._blocks.get(r, 0) > 0
+
     def overrated(self, r: Request) -> bool:
         """Whether less of `r`'s prefix is cached than when its key was made."""
         known = self._blocks.get(r)

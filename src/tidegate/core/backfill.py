@@ -39,11 +39,15 @@ class Backfill:
 
     def candidates(self, head: Request) -> list[Request]:
         """Who may be tried; nobody while nothing has changed since all were tried in vain."""
-        state = (self._queue.epoch, self._running.version)
-        if self._tried == state:
+        if self.exhausted:
             return []
-        self._tried = state
+        self._tried = (self._queue.epoch, self._running.version)
         return [r for r in self._queue.front() if r is not head]
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing has changed since all were tried in vain."""
+        return self._tried == (self._queue.epoch, self._running.version)
 
     def try_again(self) -> None:
         """Somebody was refused for a reason that passes by itself."""

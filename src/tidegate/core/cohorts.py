@@ -9,6 +9,7 @@ n cohorts everybody decodes in every n-th step, and n is the least that suffices
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from tidegate.core.decode_load import DecodeLoad, Pace
@@ -49,6 +50,17 @@ class Cohort:
             slots, members = main.slots + own.slots, main.members + own.members
             both = self._together = Together(slots, members, main.outputs + own.outputs, (main.slots, own.slots))
         return both
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """Decodes as they will be: how many, and the KV tokens that one decode of each reads."""
+
+    decodes: int
+    context: int
+
+    def __len__(self) -> int:
+        return self.decodes
 
 
 class Cohorts:
@@ -101,6 +113,33 @@ class Cohorts:
             self.turns, self._sufficed = [], True
         load.due = (self.main,) if turn is None else (self.main, turn.decodes)
         return turn
+
+    def quiet_steps(self, steps: int) -> int:
+        """In how many of the next `steps`, which everybody decodes and nobody joins or leaves, nobody is dealt.
+
+        Contexts grow in them; a budget that lets all decode behind the longest lets them behind shorter ones.
+        """
+        load, main = self._load, self.main
+        if self.turns:
+            return 0
+        if not load.paces:
+            return steps
+        unasked = max(0, self._check_at - main.clock) if load.changes == self._seen else 0
+        if unasked >= steps or not self._sufficed:
+            return min(unasked, steps)
+        ahead = DecodeLoad((_Ahead(len(main), main.context + steps * len(main)),))
+        ahead.paces = load.paces
+        most = self._budget.decode_tokens(self._view()._replace(load=ahead), self._ctx) // self._per_decode
+        return steps if len(main) <= most else unasked
+
+    def pass_steps(self, steps: int) -> None:
+        """So many steps are about to be planned of which `quiet_steps` said that nobody is dealt in them."""
+        if self._load.paces:
+            self._seen = self._load.changes
+            clock = self.main.clock
+            if self._check_at < clock + steps:
+                due = max(self._check_at, clock)
+                self._check_at = due + CHECK_EVERY * (1 + (clock + steps - 1 - due) // CHECK_EVERY)
 
     def advance(self, turn: Cohort) -> Together:
         """Plan one decode of every member of the main set and of `turn`, which then is last in turn."""

@@ -8,7 +8,7 @@ KV block, and a sorted list of ends for members whose last token is due.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tidegate.core.request import Request
 from tidegate.core.timing import StepTimes
@@ -53,7 +53,7 @@ class DecodeSet:
     """
 
     __slots__ = (
-        "_ends", "_handed_out", "_nowhere", "_offset", "_roster", "_wheel", "applied", "clock", "times",
+        "_ends", "_handed_out", "_nowhere", "_offset", "_roster", "_wheel", "applied", "clock", "keeping", "times",
     )  # fmt: skip
 
     # Times are forgotten in batches of this many, once every member joined later.
@@ -62,6 +62,7 @@ class DecodeSet:
     def __init__(self, block_size: int) -> None:
         self.clock = 0
         self.applied = 0
+        self.keeping = 0  # members whose token ids are kept
         self.times = StepTimes()
         self._roster = Roster()
         self._handed_out = False
@@ -99,6 +100,7 @@ class DecodeSet:
             self._own_lists()
         offset = r.planned - self.clock
         self._offset += offset
+        self.keeping += r.token_ids is not None
         self._roster.add(r, self._nowhere if r.token_ids is None else r.token_ids)
         assert r.lease is not None
         table = r.lease.table
@@ -114,6 +116,7 @@ class DecodeSet:
             self._own_lists()
         offset = r.planned - self.clock
         self._offset -= offset
+        self.keeping -= r.token_ids is not None
         self._roster.drop(r)
         spoke = self._wheel[-offset % len(self._wheel)]
         if r in spoke.index:
@@ -130,6 +133,45 @@ class DecodeSet:
         """
         return self._wheel[self.clock % len(self._wheel)]
 
+    def crossings(self) -> list[int]:
+        """How many members cross into a new block at the next advance, at the one after it, ... until it repeats."""
+        now = self.clock % len(self._wheel)
+        return [len(spoke.members) for spoke in (*self._wheel[now:], *self._wheel[:now])]
+
+    def covered(self, blocks: int, advances: int) -> int:
+        """The most of `advances` whose crossings `blocks` blocks suffice for."""
+        size = len(self._wheel)
+        if len(self._roster.members) * (advances // size + 1) <= blocks:  # whatever they are
+            return advances
+        crossings = self.crossings()
+        a_round = sum(crossings)
+        if not a_round:
+            return advances
+        rounds, left = divmod(blocks, a_round)
+        covered = rounds * size
+        for crossing in crossings:
+            if covered >= advances or crossing > left:
+                break
+            left -= crossing
+            covered += 1
+        return min(covered, advances)
+
+    def crossing_within(self, advances: int) -> list[list[int]]:
+        """The tables of members that cross within so many advances, each as often as its member does."""
+        wheel, clock = self._wheel, self.clock
+        size = len(wheel)
+        tables: list[list[int]] = []
+        for ahead in range(min(advances, size)):
+            lists = wheel[(clock + ahead) % size].lists
+            if lists:
+                tables += lists * ((advances - ahead - 1) // size + 1)
+        return tables
+
+    @property
+    def next_end(self) -> int:
+        """The clock of the first last token of a member; there must be one."""
+        return self._ends[0][0]
+
     def ending(self, clock: int) -> list[Request]:
         """Members whose last token is the one of advance number `clock`."""
         ends = self._ends
@@ -141,9 +183,9 @@ class DecodeSet:
         """(clock of the last token, blocks at the peak) of every member, by clock."""
         return ((end, r.footprint) for end, _, r in self._ends)
 
-    def advance(self) -> None:
-        """Plan one decode of every member."""
-        self.clock += 1
+    def advance(self, steps: int = 1) -> None:
+        """Plan one decode of every member, or so many of each."""
+        self.clock += steps
         self._handed_out = True
 
     def apply(self, now: float) -> None:
@@ -152,6 +194,14 @@ class DecodeSet:
         self.times.record(now)
         self._nowhere.clear()
         if not self.applied % self.FORGET_EVERY:
+            self.times.forget(min((r.joined_clock for r in self.members), default=self.applied))
+
+    def apply_all(self, times: Sequence[float]) -> None:
+        """As many advances, the oldest ones, have been computed at these times (seconds)."""
+        rounds = self.applied // self.FORGET_EVERY
+        self.applied += len(times)
+        self.times.record_all(times)
+        if self.applied // self.FORGET_EVERY > rounds:
             self.times.forget(min((r.joined_clock for r in self.members), default=self.applied))
 
     def _fold_gaps(self, r: Request) -> None:

@@ -116,6 +116,15 @@ class Eviction:
             prompts += 1
             tokens -= r.known_tokens - self._room.in_place(r, match)
 
+    def displaces_nobody(self) -> bool:
+        """Whether it is known that no waiting request takes the place of a running one, as things stand."""
+        queue, running = self._queue, self._running
+        if not self._policy.features.displace or running.worst_tier is None:
+            return True
+        head = queue.peek()
+        in_vain = self._vain == (queue.epoch, self._kv.epoch, running.version)
+        return head is None or head.tier >= running.worst_tier or in_vain
+
     def _displace(self, r: Request, match: Match, need: Need, d: Draft) -> Sequence[Candidate]:
         """Those who give way to the waiting `r`: of a worse class, and behind it in the order as well."""
         at = place(r)

@@ -114,6 +114,11 @@ class KvCache:
             if self.watched:
                 self._appeared += [name for name in new if name in self.watched]
 
+    @property
+    def has_appeared(self) -> bool:
+        """Whether `take_appeared` would tell of any."""
+        return bool(self._appeared)
+
     def take_appeared(self) -> list[BlockHash]:
         """Watched blocks that became cached since the last call."""
         appeared, self._appeared = self._appeared, []

@@ -46,7 +46,6 @@ class Step:
     leavers: decodes that left the set while this step was in flight
     ended:   whether a request that it computes has ended meanwhile
     also:    a cohort that decodes beside the set, and its clock after this step
-    context: KV tokens that the decodes read; 0 where nobody asks
     """
 
     plan: StepPlan
@@ -59,7 +58,6 @@ class Step:
     leavers: list[Request]
     ended: bool = False
     also: tuple[DecodeSet, int] | None = None
-    context: int = 0
 
 
 class Lifecycle:
@@ -216,7 +214,8 @@ class Lifecycle:
         timing = _timing(r, now)
         missed: tuple[str, ...] = ()
         if r.slo is not NO_SLO and reason is not FinishReason.CANCELLED:
-            missed = r.slo.missed(timing.ttft, timing.tpot, timing.p99_gap, timing.e2e)
+            p99_gap = timing.p99_gap if r.slo.tbt is not None else None  # which takes sorting them
+            missed = r.slo.missed(timing.ttft, timing.tpot, p99_gap, timing.e2e)
         ended = Finished(now, r, reason, timing, missed)
         self.events.append(ended)
         self.diary.close(ended)

@@ -80,6 +80,7 @@ class StepPlan:
     it may still have preempted somebody, and seats given up are told by the next plan that is not empty.
     `held_back_by` in a non-empty plan names the constraint that kept somebody waiting although
     budget, seats or blocks were left; None if nobody was held back that way.
+    `context` is how many KV tokens the decodes read, those included that they write in this step.
     `draft_tokens` is how many tokens every decode computes beside its own; a result has one token a decode.
     """
 
@@ -96,6 +97,7 @@ class StepPlan:
     admitted: list[str] = field(default_factory=list)
     restored: list[str] = field(default_factory=list)
     held_back_by: str | None = None
+    context: int = 0
     draft_tokens: int = 0
 
     def __bool__(self) -> bool:

@@ -88,6 +88,32 @@ class Planner:
         """The head that was last found blocked, and by which constraint."""
         return None if self._blocked is None else (self._blocked[0], self._blocked[3])
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether planning again starts, evicts and displaces nobody, while no key, seat or block comes free.
+
+        True only where that is known without looking for it anew: where the last plan found it so.
+        """
+        queue, running = self._queue, self._running
+        if running.prefilling or running.stalled or self._prefill_steps:
+            return False
+        if not len(queue):
+            return True
+        if not self._eviction.displaces_nobody():
+            return False
+        if not running.free_seats:
+            return True
+        head = queue.peek()
+        if head is None or self._blocked is None or self._blocked[:3] != (head, head.version, self._kv.epoch):
+            return False
+        return not self._policy.features.backfill or self._backfill.exhausted
+
+    def take_numbers(self, steps: int) -> int:
+        """So many steps are planned elsewhere; returns the number of the first."""
+        first = self._next_step
+        self._next_step += steps
+        return first
+
     # Decodes
 
     def _plan_decodes(self, d: Draft) -> None:
@@ -132,10 +158,12 @@ class Planner:
     def _plan_prompts(self, d: Draft) -> None:
         """Unfinished prompts and those that can be admitted share the budget, in policy order."""
         running = self._running
-        if not running.prefilling and not running.free_seats and d.left > 0:  # as in nearly all steady steps
-            if len(self._queue):
+        if not running.prefilling:
+            if not len(self._queue):
+                return
+            if not running.free_seats and d.left > 0:  # as in nearly all steady steps
                 d.plan.held_back_by = "seats"
-            return
+                return
         decodes = len(d.plan.decodes) * self._per_decode
         view = StepView(d.plan.now, self._limits.max_num_batched_tokens, decodes, running.load, self._due)
         d.prefill_left = min(d.left, self._policy.budget.tokens(view, self._ctx))
@@ -301,11 +329,11 @@ class Planner:
             clock = decodes.clock
             if running.turn is None:
                 ending = decodes.ending(clock)
-                step = Step(plan, decodes.members, decodes.outputs, clock, ending, [], d.transfers, [])
+                outputs = decodes.outputs if decodes.keeping else []  # nobody's tokens are kept: nothing to append to
+                step = Step(plan, decodes.members, outputs, clock, ending, [], d.transfers, [])
             else:
                 step = self._step_with(running.turn, plan, d.transfers)
-            if self._ctx.step_time.learns:
-                step.context = decodes.context if running.turn is None else running.load.context
+            plan.context = decodes.context if running.turn is None else running.load.context
         else:
             step = Step(plan, [], [], 0, [], [], d.transfers, [])
         plan.draft_tokens = self._limits.draft_tokens

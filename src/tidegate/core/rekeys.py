@@ -55,6 +55,17 @@ class RunningKeys:
             self.follow(r)
             limit -= 1
 
+    @property
+    def quiet_plans(self) -> float:
+        """How many plans may be made before a key is due; inf if none ever is."""
+        while self._due and self._latest.get(self._due[0][2]) != self._due[0][1]:
+            heapq.heappop(self._due)
+        return self._due[0][0] - self._plans - 1 if self._due else inf
+
+    def pass_plans(self, plans: int) -> None:
+        """So many plans were made without a key being due."""
+        self._plans += plans
+
     def rekey(self, r: Request) -> None:
         """Ask again for the tier and the key of the running `r`, because outputs or an event changed them."""
         tier, key = self._order.tier(r, self._ctx), self._order.key(r, self._ctx)

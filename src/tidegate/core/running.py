@@ -106,6 +106,20 @@ class Running:
             self.expected.grow([*resumed, *members])
         return growth
 
+    def advance(self, steps: int) -> None:
+        """So many decodes of everybody in `decodes`, each with the blocks it crosses into."""
+        decodes, kv, expected = self.decodes, self.kv, self.expected
+        while steps:
+            # What is evicted, and what growth is expected, goes by the step: together go those that need neither.
+            together = max(1, decodes.covered(kv.free, steps)) if expected is None else 1
+            tables = decodes.crossing_within(together)
+            kv.grow(tables)
+            self.outstanding -= len(tables)
+            if expected is not None:
+                expected.grow(decodes.crossing().members)
+            decodes.advance(together)
+            steps -= together
+
     def start_decoding(self, r: Request) -> None:
         """`r` decodes from the next advance on."""
         if self.service is not None and r in self.prefilling:

@@ -1,4 +1,4 @@
-"""The scheduler: `add`, `abort`, `plan`, `apply`, `explain`. Wiring only; the parts decide.
+"""The scheduler: `add`, `abort`, `plan`, `apply`, `quiet_steps`, `explain`. Wiring only; the parts decide.
 
 Pure and single-threaded: time comes in as an argument, results as values, and what happened goes out
 as events. The same object runs in an engine, in a simulation and in a test.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
+from math import inf
 from typing import Any, NamedTuple
 
 from tidegate.core.affinity import Affinity
@@ -20,13 +22,14 @@ from tidegate.core.expiry import Expiry
 from tidegate.core.groups import GroupedQueue
 from tidegate.core.kv import KvCache
 from tidegate.core.lanes import Lanes
-from tidegate.core.lifecycle import Lifecycle, Step
+from tidegate.core.lifecycle import Lifecycle
 from tidegate.core.limits import Limits
 from tidegate.core.plan import StepPlan, StepResult
 from tidegate.core.planner import Planner
 from tidegate.core.policy import Grouping, Key, Policy, PolicyContext, Reject, Triaging
 from tidegate.core.predict import HistoryPredictor
 from tidegate.core.queue import WaitingQueue
+from tidegate.core.quiet import LOUD, Quiet, QuietSteps
 from tidegate.core.rekeys import RunningKeys
 from tidegate.core.request import FinishReason, Rejection, Request, Status
 from tidegate.core.running import Running, hashes_of
@@ -78,6 +81,7 @@ class Scheduler:
         self._triage = self._make_triage()
         self._lifecycle.backlog = self._door.backlog
         self._lifecycle.lanes = self.waiting if isinstance(self.waiting, Lanes) else None
+        self._quiet = Quiet(self.ctx, self.waiting, self.running, self._planner, self._keys, self._affinity)
         self._expiry = Expiry()
         self._parked: list[tuple[float, int, Request]] = []
         self._num_parked = 0
@@ -168,19 +172,45 @@ class Scheduler:
         """A step was computed. Results come in the order of their plans; raises ValueError otherwise."""
         if not self._lifecycle.in_flight or self._lifecycle.in_flight[0].plan is not plan:
             raise ValueError(f"step {plan.step} is not the oldest in flight")
-        expected = len(plan.decodes) + sum(chunk.emits for chunk in plan.chunks)
+        expected = len(plan.decodes)
+        if plan.chunks:
+            expected += sum(chunk.emits for chunk in plan.chunks)
         if len(result.tokens) != expected:
             raise ValueError(f"step {plan.step} emits {expected} tokens, the result has {len(result.tokens)}")
         self.ctx.now = now
-        if result.seconds is not None:
-            self._observe(self._lifecycle.in_flight[0], result.seconds)
+        if result.seconds is not None and self.ctx.step_time.learns:
+            self._observe(plan, result.seconds)
         self._lifecycle.apply(self._lifecycle.in_flight[0], result, now)
 
-    def _observe(self, step: Step, seconds: float) -> None:
+    def quiet_steps(self, now: float) -> QuietSteps:
+        """How many steps, and until when, nothing but decoding can happen: no end, no admission, no key that is due.
+
+        0 steps where that is not known, where steps are in flight, or where the host keeps token ids or step times are
+        learned (both need each step's result). For simulations, which may `pass_steps` then.
+        """
+        steps = 0 if self._lifecycle.in_flight else self._quiet.most()
+        wake = self.next_wake(now) if steps else now
+        if not steps or (wake is not None and wake <= now):
+            return LOUD
+        head = self.waiting.peek() if len(self.waiting) else None
+        warm = head is not None and self._affinity.warm(head)
+        if warm and (head is not self._looked_at or self.kv.evictions != self._looked_after):
+            return LOUD
+        # Whoever comes first because of a cached prefix is looked at again when anything is evicted.
+        return self._quiet.ahead(steps, inf if wake is None else wake, self.kv.free if warm else self.kv.available)
+
+    def pass_steps(self, times: Sequence[float], tokens: Sequence[int] | None) -> None:
+        """Take `len(times)` of the `quiet_steps` at once, as `plan` and `apply` would have one by one.
+
+        `times` are when each ends (seconds), `tokens` are those of every step, one a decode; None where nobody is to
+        be told (no event then). Each step must be planned, that is the one before it end, before `QuietSteps.until`.
+        """
+        self._lifecycle.events += self._quiet.take(times, tokens)
+
+    def _observe(self, plan: StepPlan, seconds: float) -> None:
         """Tell the step model how long a step took."""
-        plan = step.plan
         decodes = len(plan.decodes) * (1 + plan.draft_tokens)
-        self.ctx.step_time.observe(plan.num_tokens - decodes, decodes, step.context, seconds)
+        self.ctx.step_time.observe(plan.num_tokens - decodes, decodes, plan.context, seconds)
 
     def take_events(self) -> list[Event]:
         """What happened since the last call, in order."""

@@ -6,7 +6,9 @@ One entry a step instead of one a token: a request's gaps are a slice of what al
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from math import ceil
+from operator import sub
 
 
 class StepTimes:
@@ -26,6 +28,12 @@ class StepTimes:
         """The next clock was applied at `now`."""
         self._gaps.append(now - self._times[-1] if self._times else 0.0)
         self._times.append(now)
+
+    def record_all(self, times: Sequence[float]) -> None:
+        """As many next clocks were applied at these times."""
+        before = self._times[-1] if self._times else times[0]
+        self._gaps += map(sub, times, chain((before,), times))
+        self._times += times
 
     def at(self, clock: int) -> float:
         """When `clock` was applied."""

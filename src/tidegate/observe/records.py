@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from tidegate.core.events import Event, Finished, Rejected, Timing
 from tidegate.core.request import FinishReason, Request
+from tidegate.core.timing import nearest_rank
 from tidegate.observe.rowfiles import ROW_GROUP, RowWriter, read_batches, read_rows, row_suffix
 
 WHAT = "records"
@@ -94,6 +95,8 @@ class Recorder:
                 self.records.append(self._row(event.request, event.now, FinishReason.REFUSED, never, ()))
 
     def _row(self, r: Request, now: float, reason: FinishReason, timing: Timing, missed: Sequence[str]) -> Record:
+        # Of fewer than 100 gaps the 99th percentile is the largest, which is found without sorting them.
+        gaps = sorted(timing.gaps) if len(timing.gaps) >= 100 else [max(timing.gaps)] if timing.gaps else []
         return Record(
             request_id=r.id,
             tenant=r.tenant,
@@ -109,8 +112,8 @@ class Recorder:
             recomputed_tokens=r.recomputed_tokens,
             swapped_blocks=r.swapped_blocks,
             preemptions=r.preemptions,
-            max_gap_s=timing.max_gap,
-            p99_gap_s=timing.p99_gap,
+            max_gap_s=gaps[-1] if gaps else None,
+            p99_gap_s=nearest_rank(gaps, 0.99),
             ttft_s=timing.ttft,
             tpot_s=timing.tpot,
             e2e_s=timing.e2e,

@@ -80,18 +80,24 @@ class AdaptiveBudget:
 def largest(seconds: Callable[[int], float], limit: float, most: int) -> int:
     """The largest n of 0 .. `most` with `seconds(n) <= limit`, for `seconds` that never falls; 0 if there is none.
 
-    A straight line is met at the first guess, whatever else by halving.
+    Where a straight line through what is known meets the limit, there it is asked next; an end of the interval that
+    stays counts for half of its distance (the Illinois rule), so that a bent line is met soon as well.
     """
-    longest = seconds(most)
-    if longest <= limit:
+    above = seconds(most) - limit
+    if above <= 0:
         return most
-    shortest = seconds(0)
-    if shortest >= limit:
+    below = limit - seconds(0)
+    if below <= 0:
         return 0
-    low, high = 0, most
-    guess = int(most * (limit - shortest) / (longest - shortest))
+    low, high, kept = 0, most, 0
     while high - low > 1:
-        n = min(max(guess, low + 1), high - 1)
-        low, high = (n, high) if seconds(n) <= limit else (low, n)
-        guess = low + 1 if n == guess and low == n else (low + high) // 2
+        n = low + int((high - low) * below / (below + above))
+        n = min(max(n, low + 1), high - 1)
+        over = seconds(n) - limit
+        if over <= 0:
+            low, below = n, max(-over, 1e-12)
+            above, kept = (above / 2 if kept > 0 else above), 1
+        else:
+            high, above = n, over
+            below, kept = (below / 2 if kept < 0 else below), -1
     return low

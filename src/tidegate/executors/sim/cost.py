@@ -87,6 +87,10 @@ class CostModel:
             return 0.0
         return self.base_s + self._linear(tokens) + read * self.kv_token_s + pairs * self.pair_s
 
+    def fixed_seconds(self, tokens: float) -> float:
+        """Seconds of a step that computes `tokens`, without what it reads and attends to."""
+        return self.base_s + self._linear(tokens)
+
     def decode_seconds(self, batch: int, context: int) -> float:
         """Seconds of one step that decodes `batch` requests, each behind `context` tokens."""
         return self.step_seconds(decodes=batch, context=batch * context)

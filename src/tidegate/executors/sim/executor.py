@@ -1,0 +1,69 @@
+"""An executor that computes nothing and says how long it would have taken, by the cost model."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from itertools import accumulate
+from math import inf
+
+from tidegate.core.copy_time import CopyTime
+from tidegate.core.plan import Copy, StepPlan, StepResult
+from tidegate.core.quiet import QuietSteps
+from tidegate.executors.sim.cost import CostModel
+
+
+class SimExecutor:
+    """Every token it returns is 0. Copies run beside the compute of their step, over the link of each GPU.
+
+    block_size: tokens of a KV block
+    """
+
+    __slots__ = ("_block_copy_s", "cost")
+
+    def __init__(self, cost: CostModel, block_size: int) -> None:
+        self.cost = cost
+        link = cost.hardware.link_bandwidth * cost.kv_shares
+        self._block_copy_s = block_size * cost.model.kv_bytes_per_token / link
+
+    def run(self, plan: StepPlan) -> tuple[StepResult, float]:
+        """The result of a step, and the seconds it took."""
+        emitting = decodes = len(plan.decodes)
+        chunks: tuple[tuple[int, int], ...] = ()
+        if plan.chunks:
+            emitting += sum(chunk.emits for chunk in plan.chunks)
+            chunks = tuple((chunk.start, chunk.length) for chunk in plan.chunks)
+        seconds = self.cost.step_seconds(chunks, decodes, plan.context)
+        if plan.swapped_out or plan.swapped_in:
+            copying = self._copy_seconds(plan.swapped_out) + self._copy_seconds(plan.swapped_in)
+            seconds = max(seconds, copying)
+            return StepResult([0] * emitting, copy_seconds=copying, seconds=seconds), seconds
+        return StepResult([0] * emitting, seconds=seconds), seconds
+
+    def copy_time(self) -> CopyTime:
+        """What a scheduler should believe of copies."""
+        return CopyTime(self._block_copy_s, self._block_copy_s)
+
+    def extend(self, times: list[float], quiet: QuietSteps, begin: float, until: float) -> None:
+        """Append when further quiet steps end, up to the first that ends after `until`.
+
+        `times` are the ends of the first of them, of which there may be none yet; the first begins at `begin`.
+        The same additions as step by step, so that the times are the same to the last bit.
+        """
+        cost, decodes = self.cost, quiet.decodes
+        at = times[-1] if times else begin
+        left = quiet.steps - len(times)
+        if not left or at >= quiet.until or at > until:
+            return
+        fixed, read = cost.fixed_seconds(decodes), cost.kv_token_s
+        context = quiet.context + len(times) * decodes
+        within = min(until, quiet.until) - at
+        if within < inf:  # no later step is shorter than the first
+            left = min(left, 2 + int(within / (fixed + context * read)))
+        seconds = [fixed + held * read for held in range(context, context + left * decodes, decodes)]
+        ends = list(accumulate(seconds, initial=at))
+        # The first that ends after `until`, and the first that may not be planned any more, are the bounds.
+        last = min(bisect_right(ends, until, 1) + 1, bisect_left(ends, quiet.until, 1) + 1)
+        times += ends[1:last]
+
+    def _copy_seconds(self, copies: list[Copy]) -> float:
+        return sum(len(copy.device) for copy in copies) * self._block_copy_s

@@ -1,0 +1,58 @@
+"""Which engine probably holds which prefix: remembered from where requests were sent, never asked."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+
+class PrefixMemory:
+    """The blocks last sent to each engine, at most `tokens` of each; the longest unused are forgotten, tails first.
+
+    Approximate: the engine may have evicted a block that stands here, or hold one that does not.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        self._bound = tokens
+        self._held: dict[str, OrderedDict[int, None]] = {}
+        self._holders: dict[int, set[str]] = {}
+
+    def __len__(self) -> int:
+        """Blocks remembered, each once for every engine."""
+        return sum(map(len, self._held.values()))
+
+    def matches(self, blocks: Sequence[int]) -> dict[str, int]:
+        """How many of `blocks`, from the first on, each engine probably holds; those that hold none are left out."""
+        found: dict[str, int] = {}
+        follows: set[str] | None = None
+        for depth, block in enumerate(blocks, 1):
+            holders = self._holders.get(block)
+            follows = holders if follows is None or holders is None else follows & holders
+            if not follows or holders is None:
+                break
+            for name in follows:
+                found[name] = depth
+        return found
+
+    def sent(self, replica: str, blocks: Sequence[int], block_tokens: int = 1) -> None:
+        """A prompt of these blocks, of `block_tokens` tokens each, goes to `replica`."""
+        held = self._held.setdefault(replica, OrderedDict())
+        for block in reversed(blocks):  # so that the first block is the last to be forgotten
+            if block in held:
+                held.move_to_end(block)
+            else:
+                held[block] = None
+                self._holders.setdefault(block, set()).add(replica)
+        while len(held) * block_tokens > self._bound:
+            self._drop(replica, held.popitem(last=False)[0])
+
+    def forget(self, replica: str) -> None:
+        """`replica` lost its cache."""
+        for block in self._held.pop(replica, ()):
+            self._drop(replica, block)
+
+    def _drop(self, replica: str, block: int) -> None:
+        holders = self._holders[block]
+        holders.discard(replica)
+        if not holders:
+            del self._holders[block]

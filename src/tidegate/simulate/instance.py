@@ -1,0 +1,222 @@
+"""One simulated engine: a real scheduler on a virtual clock, and the cost model in place of an accelerator."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import TypeAlias
+
+from tidegate.core.events import Event
+from tidegate.core.plan import StepPlan, StepResult
+from tidegate.core.quiet import QuietSteps
+from tidegate.core.request import Request
+from tidegate.core.scheduler import Scheduler
+from tidegate.errors import RequestRefused
+from tidegate.executors.sim.executor import SimExecutor
+from tidegate.observe.steplog import StepRow
+from tidegate.simulate.true_ends import TrueEnds
+
+Observer: TypeAlias = Callable[[Sequence[Event], str], None]
+"""Takes the events of a step, and the name of the engine."""
+StepSink: TypeAlias = Callable[[StepRow], None]
+
+STUCK_AFTER = 3
+"""Empty plans in a row, with nobody to come and no time to wait for, after which the scheduler is at fault."""
+
+
+class Instance:
+    """Plans, waits as long as the step takes, applies: `run_until` a time, `add` a request, and so on.
+
+    A result at the very time of an arrival comes before it, a plan after it. Steps in which only decoding happens
+    are taken at once (`Scheduler.quiet_steps`) unless `stepping`; the outcome is the same to the last bit.
+
+    observers: each is told the events of every step in order
+    watchers:  each is told the same, but for the tokens of quiet steps
+    on_step:   takes a row of every step
+    ends:      ends requests that declared more outputs than they have; None where nobody does
+    """
+
+    def __init__(
+        self,
+        name: str,
+        scheduler: Scheduler,
+        executor: SimExecutor,
+        observers: Sequence[Observer],
+        watchers: Sequence[Observer],
+        on_step: StepSink | None = None,
+        stepping: bool = False,
+        ends: TrueEnds | None = None,
+    ) -> None:
+        self.name = name
+        self.scheduler = scheduler
+        self.steps = 0
+        self._executor = executor
+        self._observers = (*observers, *watchers)
+        self._tells_tokens = bool(observers)
+        self._on_step = on_step
+        self._stepping = stepping
+        self._ends_of = ends
+        self._next = inf  # when to plan
+        self._step: tuple[StepPlan, StepResult] | None = None  # in flight
+        self._end = inf  # of that
+        self._busy_until = 0.0  # with steps that are done with
+        self._quiet: QuietSteps | None = None  # a span of steps that is under way
+        self._begin = 0.0  # of that
+        self._ends: list[float] = []  # of its steps, as far as they were looked at
+        self._empty = 0
+
+    def run_until(self, until: float) -> bool:
+        """Do what is due before `until` (seconds), and take results that come at it; whether there was anything."""
+        done = False
+        while True:
+            if self._step is not None:
+                if self._end > until:
+                    return done
+                self._apply(*self._step)
+            elif self._quiet is not None:
+                self._executor.extend(self._ends, self._quiet, self._begin, until)
+                if self._ends[-1] > until or not self._looked_through(self._quiet):
+                    return done
+                self._pass(self._quiet, self._ends)
+            elif self._next >= until:
+                return done
+            else:
+                self._plan(self._next)
+            done = True
+
+    def next_event(self, until: float) -> float:
+        """When something happens next that is due before `until` or comes at it (seconds): a result, or a plan."""
+        if self._step is not None:
+            return self._end
+        if self._quiet is not None:
+            self._executor.extend(self._ends, self._quiet, self._begin, until)
+            return self._ends[-1]
+        return self._next
+
+    def add(self, r: Request, now: float) -> None:
+        """`r` arrives. `run_until` has been called with `now` (seconds)."""
+        if self._quiet is not None:
+            self._interrupt(self._quiet, now)
+        try:
+            self.scheduler.add(r, now)
+        except RequestRefused:  # told as an event
+            self._tell()
+        else:
+            if self._ends_of is not None:
+                self._ends_of.watch(r)
+        if self._step is None:
+            self._next = max(self._busy_until, min(self._next, now))
+
+    def _plan(self, now: float, stepping: bool = False) -> None:
+        """Begin the next step, or a span of quiet ones."""
+        if not (stepping or self._stepping):
+            quiet = self._quiet_steps(now)
+            if quiet.steps > 1:
+                self._quiet, self._begin, self._ends, self._next = quiet, now, [], inf
+                return
+        seated = len(self.scheduler.running)
+        plan = self.scheduler.plan(now)
+        if not plan:
+            self._rest(now)
+            return
+        result, seconds = self._executor.run(plan)
+        if self._ends_of is not None:
+            result.finished = self._ends_of.of(plan)
+        self._step, self._end, self._next, self._empty = (plan, result), now + seconds, inf, 0
+        self.steps += 1
+        if self._on_step is not None:
+            self._on_step(self._row(plan, seconds, seated))
+
+    def _quiet_steps(self, now: float) -> QuietSteps:
+        quiet = self.scheduler.quiet_steps(now)
+        most = None if self._ends_of is None else self._ends_of.quiet
+        return quiet if most is None else quiet._replace(steps=min(quiet.steps, most))
+
+    def _rest(self, now: float) -> None:
+        """Nothing can be computed: until time changes that, or somebody arrives."""
+        self._tell()
+        if not self.scheduler.has_work:
+            self._next = inf
+            return
+        wake = self.scheduler.next_wake(now)
+        self._empty += 1
+        if wake is None or wake == inf:
+            if self._empty >= STUCK_AFTER:
+                raise RuntimeError(
+                    f"instance {self.name} is stuck: requests wait, nothing runs, and nothing is to come"
+                )
+            wake = now
+        self._next = wake
+
+    def _apply(self, plan: StepPlan, result: StepResult) -> None:
+        self.scheduler.apply(plan, result, self._end)
+        self._step, self._next, self._end = None, self._end, inf
+        self._tell()
+
+    def _looked_through(self, quiet: QuietSteps) -> bool:
+        """Whether the ends of all steps of the span are known."""
+        return len(self._ends) == quiet.steps or self._ends[-1] >= quiet.until
+
+    def _interrupt(self, quiet: QuietSteps, now: float) -> None:
+        """Somebody arrives within the span: end it after its last whole step; one that has begun goes on.
+
+        Where nobody hears of its tokens, that one is done with as well: whoever arrives while it runs changes nothing
+        in it and finds what it would have found, and only the order of events would tell.
+        """
+        whole = bisect_right(self._ends, now)
+        begun = (self._ends[whole - 1] if whole else self._begin) < now
+        if begun and not self._tells_tokens:
+            self._pass(quiet, self._ends[: whole + 1])
+            return
+        self._pass(quiet, self._ends[:whole])
+        if begun:
+            self._plan(self._next, stepping=True)
+
+    def _pass(self, quiet: QuietSteps, ends: list[float]) -> None:
+        """Take the first steps of the span, which end at `ends`, and leave it."""
+        self._quiet, self._next = None, ends[-1] if ends else self._begin
+        if not ends:
+            return
+        self._busy_until = ends[-1]
+        self.steps += len(ends)
+        if self._ends_of is not None:
+            self._ends_of.pass_steps(len(ends))
+        if self._on_step is not None:
+            self._write_rows(quiet, ends, self._on_step)
+        self.scheduler.pass_steps(ends, [0] * quiet.decodes if self._tells_tokens else None)
+        if self._tells_tokens:
+            self._tell()
+
+    def _tell(self) -> None:
+        events = self.scheduler.take_events()
+        if events:
+            for observer in self._observers:
+                observer(events, self.name)
+
+    def _row(self, plan: StepPlan, seconds: float, seated: int) -> StepRow:
+        scheduler = self.scheduler
+        return StepRow(
+            start_s=plan.now,
+            seconds=seconds,
+            prefill_tokens=sum(chunk.length for chunk in plan.chunks),
+            decodes=len(plan.decodes),
+            context_tokens=plan.context,
+            running=seated + len(plan.admitted) + len(plan.restored) - len(plan.preempted),
+            waiting=len(scheduler.waiting),
+            free_blocks=scheduler.kv.available,
+            preempted=len(plan.preempted),
+            replica=self.name,
+        )
+
+    def _write_rows(self, quiet: QuietSteps, ends: Sequence[float], write: StepSink) -> None:
+        scheduler, step_seconds = self.scheduler, self._executor.cost.step_seconds
+        running, waiting, free = len(scheduler.running), len(scheduler.waiting), scheduler.kv.available
+        n, context, start = quiet.decodes, quiet.context, self._begin
+        growth = scheduler.running.decodes.crossings()
+        for step, end in enumerate(ends):
+            free -= growth[step % len(growth)]
+            seconds = step_seconds(decodes=n, context=context)
+            write(StepRow(start, seconds, 0, n, context, running, waiting, free, 0, self.name))
+            context += n
+            start = end
