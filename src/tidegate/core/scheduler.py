@@ -189,6 +189,8 @@ class Scheduler:
         learned (both need each step's result). For simulations, which may `pass_steps` then.
         """
         steps = 0 if self._lifecycle.in_flight else self._quiet.most()
+        if steps and self._triage is not None and self._triage.pending(now):
+            return LOUD
         wake = self.next_wake(now) if steps else now
         if not steps or (wake is not None and wake <= now):
             return LOUD

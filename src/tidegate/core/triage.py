@@ -76,15 +76,17 @@ class Triage:
         """`r` has ended."""
         self._given_up.discard(r)
 
+    def pending(self, now: float) -> bool:
+        """Whether anybody waits for a promised first token that is not late yet."""
+        return bool(self._promises) and bool(self._due(now))
+
     def settle(self, now: float) -> int | None:
         """Decide who is given up in the plan to be made at `now` (seconds).
 
         Returns after how many prompt tokens the step had better end, where a fuller one would be late for some of
         those whom it computes; None where it may be full.
         """
-        if not self._promises:
-            return None
-        first = self._due(now)
+        first = self._due(now) if self._promises else None
         if not first:
             return None
         running, step_time = self._running, self._ctx.step_time
