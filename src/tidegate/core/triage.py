@@ -20,14 +20,14 @@ from tidegate.core.view import RequestView, StepView
 HORIZON = 64
 """So many of the earliest promises are weighed against each other in one plan; those after them come later."""
 
-MARGIN = 0.1
+MARGIN = 0.15
 """By how much longer than predicted prompts are taken to be: steps are whole, and others decode in them."""
 
 
 MEMORY = 128
 """A class's share of kept promises is a mean over about so many of its last ones."""
 
-BALANCE = 40.0
+BALANCE = 100.0
 """A prompt counts as so many times larger for each 100 % of promises that its class kept more than the worst class."""
 
 CLASSES = 256

@@ -1,0 +1,118 @@
+"""Which promised first tokens are kept: the most that can be, by a slow twin; and what a lost one may not do."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.core.harness import request
+from tidegate.core.limits import Limits
+from tidegate.core.plan import StepResult
+from tidegate.core.policy import PolicyContext
+from tidegate.core.predict import HistoryPredictor, StepTime
+from tidegate.core.presets import build_policy
+from tidegate.core.request import Request
+from tidegate.core.scheduler import Scheduler
+from tidegate.core.slo import Slo
+from tidegate.core.triage import HORIZON, in_time, moore
+
+JOBS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12)), max_size=7)
+
+
+def queued(jobs: list[tuple[int, int]]) -> list[tuple[float, Request, int]]:
+    """(deadline, request, tokens) by deadline, of (deadline, tokens)."""
+    made = [(float(deadline), request(f"r{i}", tokens, 1), tokens) for i, (deadline, tokens) in enumerate(jobs)]
+    for seq, (_, r, _) in enumerate(made):
+        r.seq = seq
+    return sorted(made, key=lambda job: (job[0], job[1].seq))
+
+
+def in_time_together(jobs: tuple[tuple[float, Request, int], ...]) -> bool:
+    """Whether jobs sorted by deadline all end in time, at a token a second from 0."""
+    end = 0
+    for deadline, _, tokens in jobs:
+        end += tokens
+        if end > deadline:
+            return False
+    return True
+
+
+@given(JOBS)
+def test_as_many_are_kept_as_any_choice_could_keep(jobs: list[tuple[int, int]]) -> None:
+    first = queued(jobs)
+    kept, given_up = moore(first, 0.0, 1.0, 0.0, lambda r: 1.0)
+    most = max(n for n in range(len(first) + 1) if any(map(in_time_together, combinations(first, n))))
+    assert len(kept) == most
+    assert in_time_together(tuple(job for job in first if job[1] not in given_up))
+
+
+def test_a_class_that_keeps_more_gives_up_first() -> None:
+    first = queued([(10, 6), (10, 7)])
+    small, large = first[0][1], first[1][1]
+    assert moore(first, 0.0, 1.0, 0.0, lambda r: 1.0)[1] == {large}
+    assert moore(first, 0.0, 1.0, 0.0, lambda r: 2.0 if r is small else 1.0)[1] == {small}
+
+
+def test_who_would_be_late_alone_takes_nobody_along() -> None:
+    first = queued([(5, 9), (6, 4)])
+    kept, given_up = moore(first, 0.0, 1.0, 0.0, lambda r: 1.0)
+    assert given_up == {first[0][1]}
+    assert kept == [(6.0, 4)]
+
+
+@given(JOBS, st.integers(1, 20))
+def test_a_step_ends_in_time_for_those_it_ends_for(jobs: list[tuple[int, int]], most: int) -> None:
+    kept = [(float(deadline), tokens) for deadline, tokens in sorted(jobs)]
+    due = in_time(kept, 0.0, most, float)
+    ends, tokens = [], 0
+    for deadline, own in kept:
+        tokens += own
+        ends.append((tokens, deadline))
+    whole = [(tokens, deadline) for tokens, deadline in ends if tokens <= most]
+    if due is None:  # a full step is in time for the first of them, or no step is
+        assert not whole or most <= whole[0][1] or whole[0][0] > whole[0][1] or whole[0][0] == most
+    else:
+        assert due < most
+        assert all(due <= deadline for tokens, deadline in ends if tokens <= due)
+        assert any(most > deadline for tokens, deadline in ends if tokens <= due), "a full step would have been late"
+
+
+def late_share(policy: str, outputs: int = 1, **given_params: object) -> tuple[int, int]:
+    """(promises kept, requests) of a burst: one long prompt that cannot be in time beside 20 short ones that can."""
+    limits = Limits(num_blocks=4096, max_num_seqs=32, max_num_batched_tokens=256, prefix_caching=False)
+    ctx = PolicyContext(HistoryPredictor(), StepTime(prefill_token=0.001, decode=0.01))
+    scheduler = Scheduler(build_policy(policy, given_params), limits, ctx)
+    long = request("long", 2000, outputs, slo=Slo(ttft=2.01))
+    scheduler.add(long, 0.0)
+    now, kept, ended = 0.0, 0, 0
+    for i in range(20):
+        r = request(f"s{i}", 90, outputs, arrival=0.0, slo=Slo(ttft=2.1))
+        scheduler.add(r, 0.0)
+    while scheduler.has_work:
+        plan = scheduler.plan(now)
+        now += sum(c.length for c in plan.chunks) * 0.001 + (0.01 if plan.decodes else 0.0)
+        scheduler.apply(plan, StepResult([1] * len(plan.emitting())), now)
+        for event in scheduler.take_events():
+            if type(event).__name__ == "Finished":
+                ended += 1
+                kept += not event.missed  # type: ignore[union-attr]
+    return kept, ended
+
+
+def test_one_large_prompt_is_given_up_for_many_small_ones() -> None:
+    assert late_share("joint") == (20, 21)
+    assert late_share("edf")[0] <= 2, "the collapse that this is about"
+
+
+def test_ended_promises_are_forgotten() -> None:
+    limits = Limits(num_blocks=64, max_num_seqs=4, max_num_batched_tokens=64)
+    scheduler = Scheduler(build_policy("joint"), limits)
+    triage = scheduler._triage
+    assert triage is not None
+    for i in range(10 * HORIZON):
+        scheduler.add(request(f"r{i}", 4, 1, slo=Slo(ttft=1e6)), float(i))
+        scheduler.abort(f"r{i}", float(i))
+    assert len(triage._promises) <= 2 * HORIZON
+    assert not triage._given_up
