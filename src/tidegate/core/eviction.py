@@ -143,7 +143,7 @@ class Eviction:
         """Prefill tokens that are left for `r` after the decodes and the unfinished prompts before it."""
         budget = self._policy.budget
         decodes = self._running.due_decodes * self._limits.tokens_per_decode
-        step = StepView(d.plan.now, self._limits.max_num_batched_tokens, decodes, self._running.load)
+        step = StepView(d.plan.now, self._limits.max_num_batched_tokens, decodes, self._running.load, d.due)
         left = min(d.left - step.decodes, budget.tokens(step, self._ctx))
         for u in in_order(self._running.prefilling):
             if left <= 0 or place(u) > place(r):
