@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from tidegate.core.slo import DEFAULT_CLASSES, NO_SLO, SloClass
 from tidegate.errors import InputError
@@ -17,6 +19,9 @@ from tidegate.simulate.workload import Workload
 
 LEAST, MOST = 0.01, 1000.0
 """Loads between which a capacity is looked for, as multipliers."""
+
+PRECISION = 0.02
+"""How close a load that fails is to a capacity, as a share of it."""
 
 MOST_ENGINES = 256
 """Engines at which the search for the smallest fleet ends."""
@@ -29,7 +34,7 @@ def search(
     passes: Callable[[float], bool],
     start: float = 1.0,
     ratio: float = 1.5,
-    precision: float = 0.02,
+    precision: float = PRECISION,
     least: float = LEAST,
     most: float = MOST,
 ) -> float:
@@ -102,33 +107,82 @@ def drawn(workload: Workload, key: tuple[int, ...]) -> Workload:
     return sample
 
 
-def missed_class(
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Whose capacity is asked for, and what has to be attained there: a share of its requests by class."""
+
+    setup: EngineSetup
+    shares: Mapping[str, float]
+    fleet: FleetSetup = field(default_factory=FleetSetup)
+    classes: Mapping[str, SloClass] = field(default_factory=lambda: DEFAULT_CLASSES)
+    declared: int | None = None
+
+    def missed_class(self, workload: Workload) -> str | None:
+        """The first class that cannot attain its share any more, None if all attain theirs.
+
+        The simulation ends as soon as there is one. What the door refused has missed.
+        """
+        left = allowances(workload, self.shares)
+
+        def count(records: Sequence[Record]) -> None:
+            for r in records:
+                if not r.slo_met and r.slo_class in left:
+                    left[r.slo_class] -= 1
+                    if left[r.slo_class] < 0:
+                        raise _OutOfReach(r.slo_class)
+
+        try:
+            simulate(workload, self.setup, count, fleet=self.fleet, classes=self.classes, declared=self.declared)
+        except _OutOfReach as e:
+            return e.slo_class
+        return None
+
+    def with_engines(self, engines: int) -> Case:
+        """The same with so many engines behind its route."""
+        return replace(self, fleet=FleetSetup() if engines == 1 else replace(self.fleet, pools=(("", engines),)))
+
+
+class Answer(NamedTuple):
+    """The `value` that was found, and the class that misses just beyond it (None where nothing missed)."""
+
+    value: float
+    limited_by: str | None
+
+
+def largest_load(
+    case: Case,
     workload: Workload,
-    setup: EngineSetup,
-    shares: Mapping[str, float],
     *,
-    fleet: FleetSetup = FleetSetup(),
-    classes: Mapping[str, SloClass] = DEFAULT_CLASSES,
-    declared: int | None = None,
-) -> str | None:
-    """The first class that cannot attain its share any more, None if all attain theirs.
+    start: float = 1.0,
+    ratio: float = 1.5,
+    precision: float = PRECISION,
+    on_try: Callable[[float], None] = lambda load: None,
+) -> Answer:
+    """The largest load at which every class attains its share, as `search` finds it; `on_try` hears of each attempt."""
+    missed: dict[float, str] = {}
 
-    The simulation ends as soon as there is one. What the door refused has missed.
-    """
-    left = allowances(workload, shares)
+    def passes(load: float) -> bool:
+        on_try(load)
+        by = case.missed_class(workload.rate_scaled(load))
+        if by is not None:
+            missed[load] = by
+        return by is None
 
-    def count(records: Sequence[Record]) -> None:
-        for r in records:
-            if not r.slo_met and r.slo_class in left:
-                left[r.slo_class] -= 1
-                if left[r.slo_class] < 0:
-                    raise _OutOfReach(r.slo_class)
+    return Answer(search(passes, start, ratio, precision), missed[min(missed)] if missed else None)
 
-    try:
-        simulate(workload, setup, count, fleet=fleet, classes=classes, declared=declared)
-    except _OutOfReach as e:
-        return e.slo_class
-    return None
+
+def smallest_fleet(case: Case, workload: Workload, *, on_try: Callable[[float], None] = lambda engines: None) -> Answer:
+    """The fewest engines with which every class attains its share; inf where `MOST_ENGINES` are too few."""
+    missed: dict[int, str] = {}
+
+    def passes(engines: int) -> bool:
+        on_try(engines)
+        by = case.with_engines(engines).missed_class(workload)
+        if by is not None:
+            missed[engines] = by
+        return by is None
+
+    return Answer(smallest(passes) or math.inf, missed[max(missed)] if missed else None)
 
 
 def allowances(workload: Workload, shares: Mapping[str, float]) -> dict[str, int]:
