@@ -50,8 +50,8 @@ def search(
         good, bad = bad, bad * ratio
     if bad > most:
         return good
-    while not good and bad / ratio >= least:
-        lower = bad / ratio
+    while not good and bad > least:
+        lower = max(bad / ratio, least)
         good, bad = (lower, bad) if passes(lower) else (0.0, lower)
     while good and bad / good > 1 + precision:
         middle = math.sqrt(good * bad)

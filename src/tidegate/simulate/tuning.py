@@ -70,6 +70,9 @@ ORDERS: Mapping[str, Range] = {
 """Parameters of the orders that ship. Another number of an order is looked for from a tenth of its default to ten
 times that."""
 
+MEANING = frozenset({"w_in", "w_out"})
+"""Numbers that say what is fair: others would not serve the same end better, but another end."""
+
 SHARE = Range(0.1, 1.0)
 
 ADAPTIVE: Mapping[str, Range] = {
@@ -104,7 +107,7 @@ def tunable(settings: Config) -> dict[str, Parameter]:
     if said.get("aging_window") is not None:
         ranges["aging_window"] = ORDERS["aging_window"]
     own: dict[str, Any] = {f.name: f.default for f in fields(AdaptiveBudget)}
-    values = {option: own.get(option) if said[option] is None else said[option] for option in ranges}
+    values: dict[str, Any] = {option: own.get(option) if said[option] is None else said[option] for option in ranges}
     return {option: Parameter(value, ranges[option].including(value)) for option, value in values.items()}
 
 
@@ -113,7 +116,7 @@ def _order_ranges(preset: Preset) -> dict[str, Range]:
     ranges = {}
     for f in fields(preset.order):  # type: ignore[arg-type]
         default: Any = f.default
-        if isinstance(default, bool) or not isinstance(default, int | float):
+        if f.name in MEANING or isinstance(default, bool) or not isinstance(default, int | float):
             continue
         whole, known = isinstance(default, int), ORDERS.get(f.name)
         if known is not None and known.whole == whole:
@@ -229,6 +232,9 @@ def tune(
     parameters = tunable(settings)
     before = {name: p.value for name, p in parameters.items()}
     baseline, held_out = trials.score(first, settings), trials.score(later, settings)
+    if held_out.attainment.keys() != baseline.attainment.keys():
+        apart = ", ".join(sorted(held_out.attainment.keys() ^ baseline.attainment.keys()))
+        raise InputError(f"{apart} occurs only before or only after {1 - hold_out:.0%} of the requests; cut otherwise")
 
     def attempt(values: Mapping[str, float]) -> float | None:
         try:
