@@ -19,12 +19,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar, NamedTuple
 
 from tidegate.core import triage
@@ -42,12 +41,13 @@ from tidegate.executors.sim.models import find_model
 from tidegate.observe.records import Record
 from tidegate.routing.pools import Pools
 from tidegate.routing.route import build_route
+from tidegate.simulate import capacity
 from tidegate.simulate.run import EngineSetup, FleetSetup, simulate
 from tidegate.simulate.traces import load_workload
 from tidegate.simulate.workload import Workload
 
 DECLARED = 2048
-GRID, RATIO, FINE = 0.05, 1.15, 1.02
+search = partial(capacity.search, start=0.05, ratio=1.15, precision=0.02, least=0.05)
 POLICIES = ("vllm-v1", "priority", "edf", "sjf", "sla", "joint")
 POOLS = (28_000, 6_000)
 
@@ -176,14 +176,14 @@ class Case:
 
     def row(self) -> dict[str, Any]:
         """The capacity, and what else is seen there."""
-        capacity = search(self.passes)
-        tally, seconds = self.run(capacity, stop=False)
+        largest = search(self.passes)
+        tally, seconds = self.run(largest, stop=False)
         return {
             "pool_blocks": self.pool,
             "policy": self.policy,
             **({"fleet": self.fleet} if self.fleet else {}),
             "level": self.level,
-            "capacity": round(capacity, 3),
+            "capacity": round(largest, 3),
             "batch_tok_s": round(tally.batch_tokens / seconds, 1),
             "batch_e2e_s": round(sum(tally.batch_e2e) / len(tally.batch_e2e), 1),
             "max_ttft_s": round(tally.max_ttft, 1),
@@ -202,17 +202,6 @@ def _fleet(kind: str) -> FleetSetup:
         lambda token_s, kv: build_route("joint", token_s=token_s, remembered=kv, pools=apart),
         "joint",
     )
-
-
-def search(passes: Callable[[float], bool]) -> float:
-    """The last pass before the first failure on the grid, then bisected; 0 where the first fails."""
-    good, bad = 0.0, GRID
-    while passes(bad):
-        good, bad = bad, bad * RATIO
-    while good and bad / good > FINE:
-        middle = math.sqrt(good * bad)
-        good, bad = (middle, bad) if passes(middle) else (good, middle)
-    return good
 
 
 # What no policy passes

@@ -26,6 +26,8 @@ COMMANDS = {
     "serve": "tidegate.cli.serve:serve",
     "replay": "tidegate.cli.replay:replay",
     "simulate": "tidegate.cli.simulate:simulate",
+    "capacity": "tidegate.cli.capacity:capacity",
+    "tune": "tidegate.cli.tune:tune",
     "report": "tidegate.cli.report:report",
     "scenario": "tidegate.cli.scenario:scenario",
     "cost": "tidegate.cli.cost:cost",

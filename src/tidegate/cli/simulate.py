@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidegate.cli.engine_options import (
+    ConfigFile,
+    Declared,
+    Engines,
+    Hardware,
+    HostOverhead,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    ModelShape,
+    NumBlocks,
+    Policies,
+    RateScale,
+    Replicas,
+    RouteName,
+    Seed,
+    Tp,
+    cost_model,
+    engine_json,
+    engine_title,
+    fleet_setup,
+    load_setup,
+    policy_names,
+)
 from tidegate.cli.workload_options import Map, Parts, TimeUnit
 from tidegate.cli.workload_options import load as load_parts
-from tidegate.routing.route import ROUTES
 
 if TYPE_CHECKING:
     from tidegate.config import Config
@@ -21,7 +43,6 @@ if TYPE_CHECKING:
     from tidegate.observe.records import Record, RecordWriter
     from tidegate.observe.steplog import StepWriter
     from tidegate.observe.summary import ClassSummary
-    from tidegate.routing.route import Route
     from tidegate.simulate.run import EngineSetup, FleetSetup, Totals
     from tidegate.simulate.workload import Workload
 
@@ -37,40 +58,22 @@ class Outcome:
     wall_s: float
 
 
-class Engines(NamedTuple):
-    """What the command line says of several engines."""
-
-    replicas: int | None
-    pools: tuple[str, ...]
-    borrow: int | None
-    route: str | None
-    seed: int
-
-
 def simulate(
     workload: Parts,
     columns: Map = None,
     time_unit: TimeUnit = None,
-    policy: Annotated[
-        list[str] | None, typer.Option(help="A policy (see `tidegate policies`); repeat it to compare. joint without.")
-    ] = None,
-    hardware: Annotated[str, typer.Option(help="A name of `tidegate hardware`.")] = "h100",
-    model: Annotated[str, typer.Option(help="A model shape (see `tidegate cost --list`).")] = "llama-3.1-8b",
-    tp: Annotated[int, typer.Option(help="GPUs that share the model (tensor parallel degree).")] = 1,
-    num_blocks: Annotated[
-        int | None, typer.Option(min=1, help="KV blocks; by default what the weights leave of the memory holds.")
-    ] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Requests that run at once.")] = None,
-    max_num_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of one step at most.")] = None,
-    host_overhead: Annotated[
-        float, typer.Option(min=0, help="Milliseconds that the host adds to every step (scheduling, sampling).")
-    ] = 0.0,
-    declared: Annotated[
-        int | None, typer.Option(min=1, help="Output tokens that every request declares; its true number without.")
-    ] = None,
+    policy: Policies = None,
+    hardware: Hardware = "h100",
+    model: ModelShape = "llama-3.1-8b",
+    tp: Tp = 1,
+    num_blocks: NumBlocks = None,
+    max_num_seqs: MaxNumSeqs = None,
+    max_num_batched_tokens: MaxNumBatchedTokens = None,
+    host_overhead: HostOverhead = 0.0,
+    declared: Declared = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N requests.")] = None,
-    rate_scale: Annotated[float, typer.Option(help="Let requests arrive this many times as fast.")] = 1.0,
-    replicas: Annotated[int | None, typer.Option(min=1, help="Engines, each as described; one without.")] = None,
+    rate_scale: RateScale = 1.0,
+    replicas: Replicas = None,
     pool: Annotated[
         list[str] | None,
         typer.Option(metavar="N:CLASS,...", help="N engines for these classes alone; repeat it instead of --replicas."),
@@ -79,11 +82,9 @@ def simulate(
         int | None,
         typer.Option(min=1, help="Use engines of other pools with at least so many outstanding requests fewer."),
     ] = None,
-    route: Annotated[str | None, typer.Option(help=f"Who gets a request: {', '.join(ROUTES)}. joint without.")] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Seed of what the workload decides by lot, and of --route random.")
-    ] = 0,
-    config: Annotated[Path | None, typer.Option(help="Configuration: policy parameters, classes, limits.")] = None,
+    route: RouteName = None,
+    seed: Seed = 0,
+    config: ConfigFile = None,
     out: Annotated[
         Path | None, typer.Option(help="Write POLICY.records.parquet and POLICY.steps.parquet to this folder.")
     ] = None,
@@ -94,18 +95,11 @@ def simulate(
     The scheduler is the one that serves; only the clock and the accelerator are made up (docs/simulate.md).
     """
     from tidegate.cli.output import print_json
-    from tidegate.errors import InputError
-    from tidegate.executors.sim.cost import CostModel
-    from tidegate.executors.sim.hardware import find_hardware
-    from tidegate.executors.sim.models import find_model
 
-    cost = CostModel(find_hardware(hardware), find_model(model), tp, host_overhead / 1e3)
+    cost = cost_model(hardware, model, tp, host_overhead)
     options = {"num_blocks": num_blocks, "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-    names = list(policy or ["joint"])
-    if len(set(names)) < len(names):
-        raise InputError("the same --policy is named twice")
-    runs = [(name, *_setup(name, cost, config, options)) for name in names]
-    fleet = _fleet(Engines(replicas, tuple(pool or ()), borrow, route, seed), runs[0][1])
+    runs = [(name, *load_setup(name, cost, config, options)) for name in policy_names(policy)]
+    fleet = fleet_setup(Engines(replicas, tuple(pool or ()), borrow, route, seed), runs[0][1])
     load = load_parts(workload, columns, time_unit, seed, closed_loops=True).rate_scaled(rate_scale)
     load = load if limit is None else load.limited(limit)
     if out is not None:
@@ -117,76 +111,6 @@ def simulate(
         print_json(_document(load, cost, fleet, outcomes))
     else:
         _show(load, cost, fleet, outcomes)
-
-
-def _setup(name: str, cost: CostModel, path: Path | None, options: dict[str, Any]) -> tuple[Config, EngineSetup]:
-    """The configuration with `name` as its policy, and the engine that it describes."""
-    from functools import partial
-
-    from tidegate.cli.environment import config_path
-    from tidegate.config import load_config
-    from tidegate.errors import ConfigError
-    from tidegate.predictors.choice import build_predictor
-    from tidegate.simulate.run import EngineSetup
-    from tidegate.simulate.sizing import pool_blocks
-
-    settings = load_config(config_path(path), {"scheduler": {**options, "policy": name}})
-    s = settings.scheduler
-    if s.disk_blocks is not None or s.disk_kv_memory is not None:
-        raise ConfigError("scheduler.disk_kv_memory (or disk_blocks): a simulation has no file to swap to")
-    blocks = s.num_blocks or pool_blocks(cost, s.block_size, s.kv_memory)
-    host = s.host_blocks or (pool_blocks(cost, s.block_size, s.host_kv_memory) if s.host_kv_memory else 0)
-    limits = settings.limits(blocks, None, host)
-    build_predictor(settings.predictor)  # so that a bad file is told now
-    return settings, EngineSetup(settings.build_policy(), limits, cost, partial(build_predictor, settings.predictor))
-
-
-def _fleet(engines: Engines, settings: Config) -> FleetSetup:
-    """Pools and route. Raises InputError for options that contradict each other, or would do nothing."""
-    from tidegate.errors import InputError
-    from tidegate.routing.pools import Pools
-    from tidegate.routing.route import build_route
-    from tidegate.simulate.run import FleetSetup
-
-    pools, of_class = _pools(engines.pools, settings) if engines.pools else ([("", engines.replicas or 1)], {})
-    count = sum(n for _, n in pools)
-    if engines.pools and engines.replicas is not None:
-        raise InputError("--pool says how many engines there are; leave --replicas out")
-    if engines.borrow is not None and len(pools) < 2:
-        raise InputError("--borrow does nothing without a second --pool")
-    if count == 1 and engines.route is not None:
-        raise InputError("--route does nothing with one engine; set --replicas")
-    if count == 1:
-        return FleetSetup()
-    name, seed, rules = engines.route or "joint", engines.seed, Pools(of_class, engines.borrow)
-
-    def build(token_s: float, kv_tokens: int) -> Route:
-        return build_route(name, token_s=token_s, seed=seed, pools=rules, remembered=kv_tokens)
-
-    build(1.0, 1)  # so that a bad name is told now
-    return FleetSetup(pools, build, name)
-
-
-def _pools(texts: Sequence[str], settings: Config) -> tuple[list[tuple[str, int]], dict[str, str]]:
-    """(name and engines of each pool, the pool of each class), from "N:CLASS,CLASS" texts."""
-    from tidegate.errors import InputError
-
-    pools: list[tuple[str, int]] = []
-    of_class: dict[str, str] = {}
-    for text in texts:
-        number, _, classes = text.partition(":")
-        if not number.isdecimal() or int(number) < 1 or not classes:
-            raise InputError(
-                f"--pool {text}: must be a number of engines and classes, such as 2:interactive,completion"
-            )
-        pools.append((classes, int(number)))
-        for name in classes.split(","):
-            if name not in settings.classes:
-                raise InputError(f"--pool {text}: no class {name!r}; there are: {', '.join(sorted(settings.classes))}")
-            if name in of_class:
-                raise InputError(f"--pool {text}: class {name} has a pool already")
-            of_class[name] = classes
-    return pools, of_class
 
 
 def _make_folder(out: Path) -> None:
@@ -280,11 +204,7 @@ def _document(load: Workload, cost: CostModel, fleet: FleetSetup, outcomes: list
     return {
         "workload": load.name,
         "requests": load.total,
-        "hardware": cost.hardware.name,
-        "validated": cost.hardware.validated,
-        "model": cost.model.name,
-        "tp": cost.tp,
-        "host_overhead_s": round(cost.base_s - cost.hardware.t0, 9),
+        **engine_json(cost),
         "replicas": fleet.engines,
         "route": fleet.route_name,
         "policies": {
@@ -304,11 +224,7 @@ def _document(load: Workload, cost: CostModel, fleet: FleetSetup, outcomes: list
 def _show(load: Workload, cost: CostModel, fleet: FleetSetup, outcomes: list[Outcome]) -> None:
     from tidegate.cli.summaries import print_summaries
 
-    unvalidated = "" if cost.hardware.validated else " (unvalidated)"
-    gpus = f"{cost.tp} x {cost.hardware.name}" if cost.tp > 1 else cost.hardware.name
-    if fleet.engines > 1:
-        gpus = f"{fleet.engines} engines of {gpus}, route {fleet.route_name}"
-    title = f"{load.name}, {load.total:,} requests, {cost.model.name} on {gpus}{unvalidated}"
+    title = f"{load.name}, {load.total:,} requests, {engine_title(cost, fleet)}"
     print_summaries({o.policy: o.summary for o in outcomes}, title)
     for o in outcomes:
         speed = o.totals.requests / o.wall_s
