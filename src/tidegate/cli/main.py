@@ -26,6 +26,7 @@ COMMANDS = {
     "serve": "tidegate.cli.serve:serve",
     "replay": "tidegate.cli.replay:replay",
     "simulate": "tidegate.cli.simulate:simulate",
+    "calibrate": "tidegate.cli.calibrate:calibrate",
     "report": "tidegate.cli.report:report",
     "scenario": "tidegate.cli.scenario:scenario",
     "cost": "tidegate.cli.cost:cost",

@@ -54,7 +54,7 @@ def simulate(
     policy: Annotated[
         list[str] | None, typer.Option(help="A policy (see `tidegate policies`); repeat it to compare. joint without.")
     ] = None,
-    hardware: Annotated[str, typer.Option(help="A name of `tidegate hardware`.")] = "h100",
+    hardware: Annotated[str, typer.Option(help="A name of `tidegate hardware`, or a .toml of `tidegate calibrate`.")] = "h100",
     model: Annotated[str, typer.Option(help="A model shape (see `tidegate cost --list`).")] = "llama-3.1-8b",
     tp: Annotated[int, typer.Option(help="GPUs that share the model (tensor parallel degree).")] = 1,
     num_blocks: Annotated[
@@ -96,10 +96,10 @@ def simulate(
     from tidegate.cli.output import print_json
     from tidegate.errors import InputError
     from tidegate.executors.sim.cost import CostModel
-    from tidegate.executors.sim.hardware import find_hardware
     from tidegate.executors.sim.models import find_model
+    from tidegate.simulate.hardware_file import named_hardware
 
-    cost = CostModel(find_hardware(hardware), find_model(model), tp, host_overhead / 1e3)
+    cost = CostModel(named_hardware(hardware), find_model(model), tp, host_overhead / 1e3)
     options = {"num_blocks": num_blocks, "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
     names = list(policy or ["joint"])
     if len(set(names)) < len(names):
