@@ -3,12 +3,12 @@
     python bench/validation/vtc.py [--json] [--limit N]
 
 `real`: 1,500 requests of 27 tenants in 600 s under FCFS, LCF and VTC. Mean time to the first token, and its median for
-the 13 tenants that ask least ("light") and the 2 that ask most ("heavy"). `overload`: two clients that ask for more than
-the machine has, one twice as often as the other; the largest gap between their services in the first 350 s.
+the 13 tenants that ask least ("light") and the 2 that ask most ("heavy"). `overload`: two clients that ask for more
+than the machine has, one twice as often as the other; the largest gap between their services in the first 350 s.
 
-The engine is the artifact's as its source describes it, where ours can be like it: 10,000 KV tokens, prompts in steps of
-their own, a request admitted only where all that runs will fit to its end, no preemption, no cache of prefixes. Its
-admission only after every ten decode steps is not.
+The engine is the artifact's as its source describes it, where ours can be like it: 10,000 KV tokens, prompts in steps
+of their own, a request admitted only where all that runs will fit to its end, no preemption, no cache of prefixes.
+That it admits only after every ten decode steps is not modelled.
 
 One number is fitted: `pace`, by which every step of the unvalidated `a10g` preset is longer, so that the mean TTFT of
 FCFS on `real` is the measured one. That figure therefore is no result; all others are.
@@ -39,8 +39,15 @@ POOL_TOKENS, BLOCK = 10_000, 16
 LIGHT, HEAVY = 13, 2
 POLICIES = {"FCFS": "vllm-v1", "LCF": "lcf", "VTC": "vtc"}
 PLAIN: Mapping[str, Any] = {
-    **{"share": 1.0, "victim": "newest", "restore": "recompute", "displace": False, "backfill": False},
-    **{"hold_pending": False, "spare": False, "mixed_batches": False, "max_prefill_steps": 1_000_000},
+    "share": 1.0,
+    "victim": "newest",
+    "restore": "recompute",
+    "displace": False,
+    "backfill": False,
+    "hold_pending": False,
+    "spare": False,
+    "mixed_batches": False,
+    "max_prefill_steps": 1_000_000,
 }
 """What makes an order of ours the whole policy of a plain engine that computes prompts before decodes."""
 
@@ -69,9 +76,7 @@ def run(workload: Workload, policy: str, pace: float) -> list[Record]:
         headroom="declared",
         prefix_caching=False,
     )
-    setup = EngineSetup(
-        build_policy(POLICIES[policy], PLAIN), limits, CostModel(paced(pace), find_model("llama-2-7b"))
-    )
+    setup = EngineSetup(build_policy(POLICIES[policy], PLAIN), limits, CostModel(paced(pace), find_model("llama-2-7b")))
     records: list[Record] = []
     simulate(workload, setup, records.extend)
     return records
@@ -206,7 +211,9 @@ def main() -> None:
     if options.json:
         print_json(document)
         return
-    print(f"fitted on {document['fit']['on']}: every step of the preset takes {document['fit']['pace']:g} times as long")
+    print(
+        f"fitted on {document['fit']['on']}: every step of the preset takes {document['fit']['pace']:g} times as long"
+    )
     print_table(document["real"], "real")
     print_table(document["overload"], "overload, first 350 s")
     for name, passed in document["checks"].items():

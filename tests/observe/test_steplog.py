@@ -21,7 +21,10 @@ from tidegate.observe.planrows import PlanRows, StepLog
 from tidegate.observe.records import read_records
 from tidegate.observe.steplog import StepRow, StepWriter, iter_steps, read_steps, read_steps_table, write_steps
 
-FIELDS = "start_s seconds prefill_tokens decodes context_tokens running waiting free_blocks preempted replica prefill_context prefill_pairs"
+FIELDS = (
+    "start_s seconds prefill_tokens decodes context_tokens running waiting free_blocks preempted replica "
+    "prefill_context prefill_pairs"
+)
 ROW = StepRow(1.5, 0.02, 300, 7, 9_000, 8, 3, 40, 1, "0")
 
 rows = st.builds(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +14,9 @@ from tidegate.executors.sim.cost import CostModel
 from tidegate.executors.sim.hardware import Hardware, find_hardware
 from tidegate.executors.sim.models import find_model
 from tidegate.observe.steplog import StepRow
-from tidegate.simulate.calibration import CONSTANTS, Calibration, calibrate, predicted
+from tidegate.simulate.calibration import calibrate, predicted
 from tidegate.simulate.run import EngineSetup, simulate
-from tidegate.simulate.step_costs import KINDS, StepCosts, held_out, step_costs
+from tidegate.simulate.step_costs import KINDS, held_out, step_costs
 from tidegate.simulate.traces import load_workload
 
 MODEL = find_model("llama-3.1-8b")

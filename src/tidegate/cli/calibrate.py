@@ -16,7 +16,9 @@ def calibrate(
     model: Annotated[str, typer.Option(help="The model that ran (see `tidegate cost --list`).")],
     hardware_base: Annotated[
         str,
-        typer.Option(help="A name of `tidegate hardware`, or a .toml: peaks, memory, link, and what the log leaves open."),
+        typer.Option(
+            help="A name of `tidegate hardware`, or a .toml: peaks, memory, link, and what the log leaves open."
+        ),
     ] = "h100",
     tp: Annotated[int, typer.Option(help="GPUs that shared the model (tensor parallel degree).")] = 1,
     hold_out: Annotated[float, typer.Option(help="Share of the steps that is only predicted.")] = 0.3,

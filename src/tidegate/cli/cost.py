@@ -33,7 +33,9 @@ def cost(
     tokens: Annotated[
         list[int] | None, typer.Option(min=1, help="Tokens of the request; may be repeated for a table.")
     ] = None,
-    hardware: Annotated[str, typer.Option(help="A name of `tidegate hardware`, or a .toml of `tidegate calibrate`.")] = "a100",
+    hardware: Annotated[
+        str, typer.Option(help="A name of `tidegate hardware`, or a .toml of `tidegate calibrate`.")
+    ] = "a100",
     link_gbps: Annotated[
         float | None, typer.Option(help="Gigabytes per second of each GPU's link, one way; the hardware's without.")
     ] = None,

@@ -54,7 +54,9 @@ def simulate(
     policy: Annotated[
         list[str] | None, typer.Option(help="A policy (see `tidegate policies`); repeat it to compare. joint without.")
     ] = None,
-    hardware: Annotated[str, typer.Option(help="A name of `tidegate hardware`, or a .toml of `tidegate calibrate`.")] = "h100",
+    hardware: Annotated[
+        str, typer.Option(help="A name of `tidegate hardware`, or a .toml of `tidegate calibrate`.")
+    ] = "h100",
     model: Annotated[str, typer.Option(help="A model shape (see `tidegate cost --list`).")] = "llama-3.1-8b",
     tp: Annotated[int, typer.Option(help="GPUs that share the model (tensor parallel degree).")] = 1,
     num_blocks: Annotated[

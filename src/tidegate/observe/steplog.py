@@ -46,7 +46,9 @@ class StepRow(NamedTuple):
 
 
 _ARROW: Mapping[Any, pa.DataType] = {
-    **{float: pa.float64(), int: pa.int64(), str: pa.string()},
+    float: pa.float64(),
+    int: pa.int64(),
+    str: pa.string(),
     int | None: pa.int64(),
 }
 

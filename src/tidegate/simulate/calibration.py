@@ -23,13 +23,17 @@ from tidegate.simulate.step_costs import KINDS, Floats, StepCosts, held_out
 CONSTANTS = ("t0", "e1", "e2", "e3", "e4", "p")
 FEWEST = 50
 """Steps to fit on at least."""
-MOST = 10_000
-"""Steps to fit on at most, evenly chosen; more make no better fit."""
+MOST = 5_000
+"""Steps of one sort (with prompt tokens, or of decodes alone) to fit on at most, evenly chosen; more tell no more."""
+FEWEST_DECODES, DECODES_A_PREFILL = 500, 2
+"""Steps of decodes alone are the bulk of a log and nearly alike: beyond so many, this many for each of the others."""
 OUTLIER = 0.05
 """Relative error from which on it counts linearly."""
 BOUNDS = {"t0": (0.0, 2.0), **dict.fromkeys(("e1", "e2", "e3", "e4"), (1e-4, 1e4)), "p": (1.0, 8.0)}
 """t0 in medians of the steps' seconds; e beyond 1 raises the peak in the end."""
 STARTS_P = (1.2, 1.7, 3.0)
+CLOSE = 1e-12
+"""Relative change at which the search ends."""
 NOISE, INDEPENDENT = 0.01, 200
 """At least this relative noise is assumed, and that no more than so many steps tell something of their own."""
 UNCERTAIN = 0.25
@@ -88,8 +92,7 @@ def calibrate(
     train = steps.of(~out)
     if len(train) < FEWEST:
         raise InputError(f"{len(train)} steps are too few to fit on; it takes {FEWEST} beside those held out")
-    every = -(-len(train) // MOST)
-    fit = _Fit(train.of(np.arange(len(train)) % every == 0), model, base, tp)
+    fit = _Fit(balanced(train), model, base, tp)
     values, errors = fit.identified()
     hardware = replace(_within_peaks(base, values), name=f"{base.name}-calibrated")
     found = {kind: _errors(hardware, model, tp, steps.of(out).of_kind(kind)) for kind in KINDS}
@@ -99,6 +102,18 @@ def calibrate(
     hardware = replace(hardware, fitted_on=f"{model.name}, {gpus}: {len(train):,} steps of {source}{quality}")
     constants = tuple(Constant(n, getattr(base, n), values[n], errors[n]) for n in CONSTANTS)
     return Calibration(hardware, constants, len(train), found, steps.guessed)
+
+
+def balanced(steps: StepCosts) -> StepCosts:
+    """Those to fit on, so that the many steps of decodes alone do not outweigh the few that compute prompts."""
+    alone = steps.kind == KINDS.index("decode")
+    others = min(MOST, int(np.count_nonzero(~alone)))
+    decodes = min(MOST, max(FEWEST_DECODES, DECODES_A_PREFILL * others) if others else MOST)
+    chosen = np.zeros(len(steps), np.bool_)
+    for where, most in ((np.flatnonzero(alone), decodes), (np.flatnonzero(~alone), others)):
+        if len(where):
+            chosen[where[np.linspace(0, len(where) - 1, min(most, len(where))).astype(np.int64)]] = True
+    return steps.of(chosen)
 
 
 def predicted(hardware: Hardware, model: ModelShape, tp: int, steps: StepCosts) -> Floats:
@@ -180,7 +195,9 @@ class _Fit:
                 bounds=(low, high),
                 loss="soft_l1",
                 f_scale=OUTLIER,
-                **{"xtol": 1e-12, "ftol": 1e-12, "gtol": 1e-12},
+                xtol=CLOSE,
+                ftol=CLOSE,
+                gtol=CLOSE,
             )
             if best is None or found.cost < best.cost:
                 best = found

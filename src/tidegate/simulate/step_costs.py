@@ -44,7 +44,10 @@ class StepCosts:
     def of(self, which: Flags) -> StepCosts:
         """Those steps where `which` is true."""
         return StepCosts(
-            *(column[which] for column in (self.tokens, self.read, self.pairs, self.seconds)),
+            self.tokens[which],
+            self.read[which],
+            self.pairs[which],
+            self.seconds[which],
             self.kind[which],
             self.guessed,
         )
@@ -69,7 +72,7 @@ def step_costs(rows: Iterable[StepRow]) -> StepCosts:
         kind = 0 if not row.prefill_tokens else 1 if row.decodes else 2
         columns.append((tokens, row.context_tokens + before, pairs, row.seconds, kind))
     table = np.array(columns, np.float64).reshape(-1, 5)
-    return StepCosts(*(table[:, n].copy() for n in range(4)), table[:, 4].astype(np.int64), guessed)
+    return StepCosts(table[:, 0], table[:, 1], table[:, 2], table[:, 3], table[:, 4].astype(np.int64), guessed)
 
 
 def held_out(steps: int, share: float) -> Flags:
