@@ -19,10 +19,13 @@ def test_vtc_has_the_documented_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row["policy"] for row in document["real"]] == ["FCFS", "LCF", "VTC"]
     assert list(document["real"][0]) == [
         *("policy", "mean_ttft_s", "measured_mean_ttft_s", "light_p50_s", "measured_light_p50_s"),
-        *("heavy_p50_s", "measured_heavy_p50_s", "preemptions"),
+        *("heavy_p50_s", "measured_heavy_p50_s"),
+        *("requests_s", "tpot_p50_s", "measured_requests_s", "measured_tpot_p50_s"),
     ]
     assert [row["policy"] for row in document["overload"]] == ["FCFS", "VTC"]
-    assert list(document["overload"][0]) == ["policy", "largest_gap", "measured_gap"]
+    assert list(document["overload"][0]) == [
+        *("policy", "largest_gap", "measured_gap", "requests_s", "tpot_p50_s"),
+    ]
     assert all(isinstance(passed, bool) for passed in document["checks"].values())
 
 

@@ -83,7 +83,7 @@ def _show(found: Calibration, base: str, out: Path | None) -> None:
             }
             for c in found.constants
         ],
-        f"{found.hardware.fitted_on}",
+        f"{found.fitted:,} steps fitted, {base} where the log does not tell",
     )
     typer.echo("")
     print_table(
@@ -95,7 +95,7 @@ def _show(found: Calibration, base: str, out: Path | None) -> None:
     )
     kept = [c.name for c in found.constants if c.error is None]
     if kept:
-        typer.echo(f"{', '.join(kept)}: the log does not tell, so {base}'s are kept")
+        typer.echo(f"{', '.join(kept)}: the log does not tell, so those of {base} are kept")
     if found.guessed:
         typer.echo(f"{found.guessed:,} steps do not say where their prompt chunks begin; taken for one from the start")
     if out is not None:
