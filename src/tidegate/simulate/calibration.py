@@ -1,8 +1,9 @@
 """Fits the constants of the cost model to the steps of a log.
 
-Least squares of relative errors, so that short steps count as much as long ones, with a loss that grows linearly for
-large errors, so that a step which waited for something else does not bend the fit. What the log does not tell is kept
-from a known hardware: what a log of equal steps can say is only how long they take.
+Least squares of logarithms of predicted over measured seconds, so that short steps count as much as long ones, and too
+long as much as too short, with a loss that grows linearly for large errors, so that a step which waited for something
+else does not bend the fit. What the log does not tell is kept from a known hardware: what a log of equal steps can say
+is only how long they take.
 """
 
 from __future__ import annotations
@@ -216,7 +217,7 @@ class _Fit:
         return v["t0"] + linear + self._read / v["e4"] + self._pairs / v["e3"]
 
     def _residuals(self, values: dict[str, float]) -> Floats:
-        return self._predict(values) / self._steps.seconds - 1
+        return np.asarray(np.log(self._predict(values) / self._steps.seconds), np.float64)
 
     def _variable(self, name: str, value: float, bound: bool = False) -> float:
         if name == "t0":
