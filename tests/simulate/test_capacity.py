@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from math import inf
 from typing import Any, cast
@@ -78,6 +79,17 @@ def test_a_grid_with_a_first_load_is_not_walked_below_it() -> None:
     tried: list[float] = []
     assert search(lambda load: bool(tried.append(load)), start=0.05, ratio=1.15, least=0.05) == 0
     assert tried == [0.05]
+
+
+@pytest.mark.parametrize("most", [0.04, 0.05, 0.3, 0.611, 1.0, 2.4, 9.9])
+def test_upwards_it_is_the_last_pass_before_the_first_failure_then_bisected(most: float) -> None:
+    good, bad = 0.0, 0.05
+    while bad <= most:
+        good, bad = bad, bad * 1.15
+    while good and bad / good > 1.02:
+        middle = math.sqrt(good * bad)
+        good, bad = (middle, bad) if middle <= most else (good, middle)
+    assert search(lambda load: load <= most, start=0.05, ratio=1.15, precision=0.02, least=0.05) == good
 
 
 @pytest.mark.parametrize("needed", [1, 2, 3, 7, 8, 9, 100, 255, MOST_ENGINES])

@@ -51,16 +51,25 @@ Ask: TypeAlias = "Callable[[Case, Workload, Answer | None, Callable[[float], Non
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What one policy's samples answered, in their order; the first is the workload itself."""
+    """What one policy's samples answered, in their order; the first is the workload itself.
+
+    rates: arrivals a second of each sample, at load 1
+    """
 
     policy: str
     num_blocks: int
+    rates: list[float]
     answers: list[Answer]
 
     @property
     def values(self) -> list[float]:
         """What was found on each sample."""
         return [answer.value for answer in self.answers]
+
+    @property
+    def requests_s(self) -> list[float]:
+        """The loads that were found, as requests a second."""
+        return [value * rate for value, rate in zip(self.values, self.rates, strict=True)]
 
 
 def capacity(
@@ -188,7 +197,7 @@ def _find(cases: Sequence[tuple[str, Case]], samples: Sequence[Workload], ask: A
     done: list[Found] = []
     with progress_bar("capacity", len(cases) * len(samples)) as bar:
         for name, case in cases:
-            found = Found(name, case.setup.limits.num_blocks, [])
+            found = Found(name, case.setup.limits.num_blocks, [sample.rate for sample in samples], [])
             done.append(found)
             for number, sample in enumerate(samples, 1):
 
@@ -215,18 +224,21 @@ def _document(
         "replicas": fleet.engines if at is None else None,
         "route": fleet.route_name,
         **asked,
-        "policies": {f.policy: _loads_json(f, load.rate) if at is None else _engines_json(f) for f in found},
+        "policies": {f.policy: _loads_json(f) if at is None else _engines_json(f) for f in found},
     }
 
 
-def _loads_json(found: Found, rate: float) -> dict[str, Any]:
-    low, middle, high = min(found.values), median(found.values), max(found.values)
+def _loads_json(found: Found) -> dict[str, Any]:
     return {
         "num_blocks": found.num_blocks,
-        "load": {"min": round(low, 4), "median": round(middle, 4), "max": round(high, 4)},
-        "requests_s": {name: round(v * rate, 4) for name, v in (("min", low), ("median", middle), ("max", high))},
+        "load": _spread(found.values),
+        "requests_s": _spread(found.requests_s),
         "samples": [{"load": round(a.value, 4), "limited_by": a.limited_by} for a in found.answers],
     }
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"min": round(min(values), 4), "median": round(median(values), 4), "max": round(max(values), 4)}
 
 
 def _engines_json(found: Found) -> dict[str, Any]:
@@ -249,21 +261,20 @@ def _show(load: Workload, cost: CostModel, fleet: FleetSetup, at: float | None, 
     requests = f"{load.name}, {load.total:,} requests at {load.rate:.3g}/s"
     if at is None:
         typer.echo(f"{requests}, {engine_title(cost, fleet)}")
-        print_table([_load_row(f, load.rate) for f in found])
+        print_table([_load_row(f) for f in found])
         return
     one = replace(fleet, pools=(("", 1),))
     typer.echo(f"{requests} ({at:g} times), engines of {engine_title(cost, one)}, route {fleet.route_name}")
     print_table([_engines_row(f) for f in found])
 
 
-def _load_row(found: Found, rate: float) -> dict[str, Any]:
-    low, middle, high = min(found.values), median(found.values), max(found.values)
+def _load_row(found: Found) -> dict[str, Any]:
     return {
         "policy": found.policy,
-        "load": f"{_unbounded(found)}{middle:.3g}",
-        "from": f"{low:.3g}",
-        "to": f"{high:.3g}",
-        "requests/s": f"{_unbounded(found)}{middle * rate:.3g}",
+        "load": f"{_unbounded(found)}{median(found.values):.3g}",
+        "from": f"{min(found.values):.3g}",
+        "to": f"{max(found.values):.3g}",
+        "requests/s": f"{_unbounded(found)}{median(found.requests_s):.3g}",
         "first to miss": _limited_by(found),
         "KV blocks": found.num_blocks,
     }

@@ -103,7 +103,8 @@ def tune(
     _write(out, search, load, tuned, written)
     changed = written is not settings
     if as_json:
-        print_json(_document(search, load, engine_json(cost), tuned, out, changed))
+        engines = {**engine_json(cost), "replicas": fleet.engines, "route": fleet.route_name}
+        print_json(_document(search, load, engines, tuned, out, changed))
     else:
         title = f"{load.name}, {load.total:,} requests, {engine_title(cost, fleet)}"
         _show(search, title, tuned, out, changed)
@@ -150,13 +151,13 @@ def _write(out: Path, search: Search, load: Workload, tuned: Tuned, config: Conf
 
 
 def _document(
-    search: Search, load: Workload, engine: Mapping[str, Any], tuned: Tuned, out: Path, changed: bool
+    search: Search, load: Workload, engines: Mapping[str, Any], tuned: Tuned, out: Path, changed: bool
 ) -> dict[str, Any]:
     """The documented output of `--json` (docs/capacity.md)."""
     return {
         "workload": load.name,
         "requests": load.total,
-        **engine,
+        **engines,
         **search._asdict(),
         "parameters": {
             name: {"before": value, "after": tuned.after[name]} for name, value in sorted(tuned.before.items())

@@ -100,7 +100,7 @@ PRESETS: Mapping[str, Preset] = {
     "joint": Preset(
         "promises first, then the prefix cache; without promises priority, arrival and ageing",
         Joint,
-        replace(_PROMISES, margin=0.1),
+        _PROMISES,
     ),
     "sla": Preset(
         "least slack to a promise first; who was promised nothing fills what is left, within a bound",
@@ -218,23 +218,22 @@ def compose(name: str, preset: Preset, params: Mapping[str, Any] | None = None) 
         name=name,
         order=order,
         victim=VICTIMS[c.victim](),
-        budget=_budget(c, given),
+        budget=_budget(c),
         admit=_door(c),
         restore=RESTORES[c.restore](),
         features=Features(**{f.name: getattr(c, f.name) for f in fields(Features)}),
     )
 
 
-def _budget(c: Composition, said: Mapping[str, Any]) -> Budget:
-    """The budget. Raises ConfigError for an option that was said and that this budget does not read."""
-    own = {n: v for n in ("floor", "margin", "max_stride") if (v := getattr(c, n)) is not None}
+def _budget(c: Composition) -> Budget:
+    """The budget, with what was said of it. Raises ConfigError for an option that this budget does not read."""
+    given = {n: v for n in ("floor", "margin", "max_stride") if (v := getattr(c, n)) is not None}
     if c.budget == "adaptive":
-        return AdaptiveBudget(c.share, c.max_chunk, **own)
+        return AdaptiveBudget(c.share, c.max_chunk, **given)
     if c.budget != "fixed":
         raise ConfigError(f"unknown budget {c.budget!r}; known are fixed, adaptive")
-    given = [n for n in own if said.get(n) is not None]
     if given:
-        raise ConfigError(f'{given[0]} is of the adaptive budget; say budget = "adaptive", or leave it out')
+        raise ConfigError(f'{next(iter(given))} is of the adaptive budget; say budget = "adaptive", or leave it out')
     return FixedBudget(c.share, c.max_chunk)
 
 
