@@ -47,7 +47,8 @@ from tidegate.simulate.traces import load_workload
 from tidegate.simulate.workload import Workload
 
 DECLARED = 2048
-search = partial(capacity.search, start=0.05, ratio=1.15, precision=0.02, least=0.05)
+# The grid is entered at its seventh point, below every capacity seen, and walked downwards from there if need be.
+search = partial(capacity.search, start=0.05 * 1.15**6, ratio=1.15, precision=0.02, least=0.05)
 POLICIES = ("vllm-v1", "priority", "edf", "sjf", "sla", "joint")
 POOLS = (28_000, 6_000)
 

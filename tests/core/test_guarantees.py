@@ -231,6 +231,22 @@ def test_3_where_ends_are_misjudged_the_delay_is_at_most_the_bypass_bound() -> N
     assert not any(id.startswith("long") for id in started), "longer than the bound, and not beside the head"
 
 
+def test_1_nobody_gives_way_for_one_who_waits_for_a_prefix() -> None:
+    """Of two urgent requests with one prefix the first takes a seat; the second would only wait in its own."""
+    run = Run.of("priority", limits(num_blocks=64, block_size=4, max_num_seqs=2, max_num_batched_tokens=256))
+    run.add(request("a", 8, 30, priority=10), request("b", 8, 30, priority=10))
+    run.step()
+    shared = list(range(24))
+    run.add(*(Request(id, token_ids=[*shared, n, n], max_tokens=4) for n, id in enumerate(("x", "y"))))
+    run.step()
+    plan = run.plans[-1]
+    assert [p.request_id for p in plan.preempted] == ["b"]
+    assert [j.request_id for j in plan.joined] == ["x"]
+    run.step()
+    assert [j.request_id for j in run.plans[-1].joined] == ["y"], "its prefix is there now"
+    run.until_idle()
+
+
 def test_3_holds_behind_a_preempted_head() -> None:
     """A preempted head that waits for its growth to be covered is passed, and not delayed."""
     lim = limits(num_blocks=40, max_num_seqs=4, resume_span=512)

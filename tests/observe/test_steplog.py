@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +21,10 @@ from tidegate.observe.planrows import PlanRows, StepLog
 from tidegate.observe.records import read_records
 from tidegate.observe.steplog import StepRow, StepWriter, iter_steps, read_steps, read_steps_table, write_steps
 
-FIELDS = "start_s seconds prefill_tokens decodes context_tokens running waiting free_blocks preempted replica"
+FIELDS = (
+    "start_s seconds prefill_tokens decodes context_tokens running waiting free_blocks preempted replica "
+    "prefill_context prefill_pairs"
+)
 ROW = StepRow(1.5, 0.02, 300, 7, 9_000, 8, 3, 40, 1, "0")
 
 rows = st.builds(
@@ -27,6 +32,8 @@ rows = st.builds(
     *(st.floats(0, 1e9, allow_nan=False) for _ in range(2)),
     *(st.integers(0, 2**40) for _ in range(7)),
     replica=st.text(),
+    prefill_context=st.none() | st.integers(0, 2**40),
+    prefill_pairs=st.none() | st.integers(0, 2**40),
 )
 
 
@@ -55,6 +62,17 @@ def test_a_file_of_another_kind_is_told_by_its_columns(tmp_path: Path) -> None:
         list(iter_steps(tmp_path / "s.jsonl"))
 
 
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
+def test_a_log_from_before_chunks_were_told_is_read(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"s{suffix}"
+    old = {name: value for name, value in ROW._asdict().items() if not name.startswith("prefill_") or value == 300}
+    if suffix == ".jsonl":
+        path.write_text(json.dumps(old))
+    else:
+        pq.write_table(pa.Table.from_pylist([old]), path)
+    assert read_steps(path) == [ROW]
+
+
 class Told:
     """A scheduler whose every plan is folded, beside what the scheduler itself says of the step."""
 
@@ -68,7 +86,7 @@ class Told:
                 row = fold.row(made, now, 1.0, waiting=len(scheduler.waiting), free_blocks=scheduler.kv.available)
                 assert row is not None
                 step = scheduler._lifecycle.in_flight[-1]
-                self.rows.append((row, step.context, len(scheduler.running) + len(step.last)))
+                self.rows.append((row, made.context, len(scheduler.running) + len(step.last)))
             return made
 
         monkeypatch.setattr(scheduler, "plan", plan)

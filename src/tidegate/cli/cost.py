@@ -33,7 +33,9 @@ def cost(
     tokens: Annotated[
         list[int] | None, typer.Option(min=1, help="Tokens of the request; may be repeated for a table.")
     ] = None,
-    hardware: Annotated[str, typer.Option(help="A name of `tidegate hardware`.")] = "a100",
+    hardware: Annotated[
+        str, typer.Option(help="A name of `tidegate hardware`, or a .toml of `tidegate calibrate`.")
+    ] = "a100",
     link_gbps: Annotated[
         float | None, typer.Option(help="Gigabytes per second of each GPU's link, one way; the hardware's without.")
     ] = None,
@@ -61,8 +63,8 @@ def cost(
     from tidegate.cli.output import print_json
     from tidegate.errors import InputError
     from tidegate.executors.sim.cost import CostModel
-    from tidegate.executors.sim.hardware import find_hardware
     from tidegate.executors.sim.swap import SwapOrRecompute
+    from tidegate.simulate.hardware_file import named_hardware
 
     if listing:
         _list_shapes(as_json)
@@ -82,7 +84,7 @@ def cost(
     shape = _shape(model, {name: value for name, value in given.items() if value is not None})
     link = None if link_gbps is None else link_gbps * 1e9
     ways = SwapOrRecompute(
-        CostModel(find_hardware(hardware), shape, tp), link, queue_ms / 1e3, cached_share=cached_share, chunk=chunk
+        CostModel(named_hardware(hardware), shape, tp), link, queue_ms / 1e3, cached_share=cached_share, chunk=chunk
     )
     prices = [ways.price(n) for n in tokens]
     if as_json:

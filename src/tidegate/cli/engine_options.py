@@ -20,7 +20,7 @@ Policies = Annotated[
     list[str] | None,
     typer.Option("--policy", help="A policy (see `tidegate policies`); repeat it to compare. joint without."),
 ]
-Hardware = Annotated[str, typer.Option(help="A name of `tidegate hardware`.")]
+Hardware = Annotated[str, typer.Option(help="A name of `tidegate hardware`, or a .toml of `tidegate calibrate`.")]
 ModelShape = Annotated[str, typer.Option(help="A model shape (see `tidegate cost --list`).")]
 Tp = Annotated[int, typer.Option(help="GPUs that share the model (tensor parallel degree).")]
 NumBlocks = Annotated[
@@ -56,10 +56,10 @@ class Engines(NamedTuple):
 def cost_model(hardware: str, model: str, tp: int, host_overhead_ms: float) -> CostModel:
     """What a step costs on the named hardware."""
     from tidegate.executors.sim.cost import CostModel
-    from tidegate.executors.sim.hardware import find_hardware
     from tidegate.executors.sim.models import find_model
+    from tidegate.simulate.hardware_file import named_hardware
 
-    return CostModel(find_hardware(hardware), find_model(model), tp, host_overhead_ms / 1e3)
+    return CostModel(named_hardware(hardware), find_model(model), tp, host_overhead_ms / 1e3)
 
 
 def policy_names(given: Sequence[str] | None) -> list[str]:

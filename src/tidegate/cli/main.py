@@ -28,6 +28,7 @@ COMMANDS = {
     "simulate": "tidegate.cli.simulate:simulate",
     "capacity": "tidegate.cli.capacity:capacity",
     "tune": "tidegate.cli.tune:tune",
+    "calibrate": "tidegate.cli.calibrate:calibrate",
     "report": "tidegate.cli.report:report",
     "scenario": "tidegate.cli.scenario:scenario",
     "cost": "tidegate.cli.cost:cost",

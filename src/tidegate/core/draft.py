@@ -20,6 +20,7 @@ class Draft:
     paused:       prompts that get no chunk, so that they can be evicted once no step in flight computes them
     chunks:       tokens of each prompt's chunk
     transfers:    copies to the host and back that begin with this step
+    due:          prompt tokens after which the step had better end (`StepView.due`)
     """
 
     plan: StepPlan
@@ -30,6 +31,7 @@ class Draft:
     paused: set[Request]
     chunks: dict[Request, int]
     transfers: list[Transfer]
+    due: int | None
 
     def gave_way(self, r: Request) -> bool:
         """Whether `r` was evicted in this very plan: it does not come back in it."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from tidegate.core.blocks import Match, Run, matched_runs
 from tidegate.core.draft import Draft
+from tidegate.core.hashing import BlockHash
 from tidegate.core.kv import KvCache
 from tidegate.core.lifecycle import Lifecycle
 from tidegate.core.limits import Limits
@@ -86,6 +87,7 @@ class Eviction:
         seats, blocks = running.free_seats, self._kv.available - len(d.growers)
         tokens, prompts = self._tokens_left(head, d), len(running.prefilling)
         promised: set[Run] = set()  # idle prefixes that count once, however many start from them
+        begun: set[BlockHash] = set()  # blocks that those before compute first: who shares them waits for them
         for r in queue.front():
             if (
                 r.tier >= worst
@@ -96,7 +98,8 @@ class Eviction:
             ):
                 break
             match, awaited = self._room.match(r)
-            if awaited:
+            missing = self._room.missing(r, match)
+            if awaited or (missing is not None and missing in begun):
                 continue
             idle = {run: n for run, n in matched_runs(match) if not run.refs and run not in promised}
             promised |= idle.keys()
@@ -111,6 +114,8 @@ class Eviction:
                 d.displacers.append(r)
                 blocks += sum(v.blocks for v in victims)
                 seats += len(victims)
+            if missing is not None:
+                begun.add(missing)
             blocks -= wanted
             seats -= 1
             prompts += 1
@@ -143,7 +148,7 @@ class Eviction:
         """Prefill tokens that are left for `r` after the decodes and the unfinished prompts before it."""
         budget = self._policy.budget
         decodes = self._running.due_decodes * self._limits.tokens_per_decode
-        step = StepView(d.plan.now, self._limits.max_num_batched_tokens, decodes, self._running.load)
+        step = StepView(d.plan.now, self._limits.max_num_batched_tokens, decodes, self._running.load, d.due)
         left = min(d.left - step.decodes, budget.tokens(step, self._ctx))
         for u in in_order(self._running.prefilling):
             if left <= 0 or place(u) > place(r):

@@ -58,7 +58,6 @@ class Planner:
             running.cohorts = Cohorts(running.decodes, running.load, policy.budget, ctx, limits, move)
         self._per_decode = limits.tokens_per_decode
         self._next_step = 0
-        self._due: int | None = None
         self._prefill_steps = 0
         self._blocked: tuple[Request, int, int, str] | None = None
 
@@ -67,10 +66,9 @@ class Planner:
 
         It had better end after `due` prompt tokens, where that is not None (`StepView.due`).
         """
-        self._due = due
         # Written out: default factories would make up a tenth of a steady step.
         plan = StepPlan(self._next_step, now, [], [], [], [], [], [], [], [], [], [])
-        draft = Draft(plan, self._limits.max_num_batched_tokens, 0, [], [], set(), {}, [])
+        draft = Draft(plan, self._limits.max_num_batched_tokens, 0, [], [], set(), {}, [], due)
         if self._running.cohorts is not None:
             self._running.turn = self._running.cohorts.next_turn()
         if self._policy.features.mixed_batches:
@@ -165,7 +163,7 @@ class Planner:
                 d.plan.held_back_by = "seats"
                 return
         decodes = len(d.plan.decodes) * self._per_decode
-        view = StepView(d.plan.now, self._limits.max_num_batched_tokens, decodes, running.load, self._due)
+        view = StepView(d.plan.now, self._limits.max_num_batched_tokens, decodes, running.load, d.due)
         d.prefill_left = min(d.left, self._policy.budget.tokens(view, self._ctx))
         unfinished: list[Request] = []
         if running.prefilling:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 from tidegate.core.blocks import Match
+from tidegate.core.hashing import BlockHash
 from tidegate.core.kv import KvCache
 from tidegate.core.limits import Limits
 from tidegate.core.request import Request
@@ -37,6 +38,12 @@ class Room:
             return match, False
         lease = self._kv.awaited(hashes, match, limit)
         return match, lease is not None and self._worth_waiting(r, lease.owner)
+
+    def missing(self, r: Request, match: Match) -> BlockHash | None:
+        """The first block of `r` that `match` lacks and others may wait for; None where nobody waits for blocks."""
+        hashes = hashes_of(r, self._kv)
+        shared = self._hold_pending and not r.host and match.blocks < len(hashes)
+        return hashes[match.blocks] if shared else None
 
     def in_place(self, r: Request, match: Match) -> int:
         """KV tokens of `r` that need no computing if it starts from `match`: cached ones, or those on the host."""

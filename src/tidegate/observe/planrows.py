@@ -9,7 +9,7 @@ from tidegate.core.plan import StepPlan
 from tidegate.core.scheduler import Scheduler
 from tidegate.engine.clock import Clock
 from tidegate.observe.jsonlines import Lines
-from tidegate.observe.steplog import StepRow
+from tidegate.observe.steplog import StepRow, causal_pairs
 
 
 class PlanRows:
@@ -36,10 +36,12 @@ class PlanRows:
         for slot in plan.decodes:
             context += kv[slot] + each
             kv[slot] += 1  # whatever is drafted, one token a decode is kept
-        prefill = 0
+        prefill = before = pairs = 0
         for chunk in plan.chunks:
             kv[chunk.slot] = chunk.start + chunk.length
             prefill += chunk.length
+            before += chunk.start
+            pairs += causal_pairs(chunk.start, chunk.length)
         return StepRow(
             start_s=start_s,
             seconds=seconds,
@@ -51,6 +53,8 @@ class PlanRows:
             free_blocks=free_blocks,
             preempted=len(plan.preempted),
             replica=self.replica,
+            prefill_context=before,
+            prefill_pairs=pairs,
         )
 
 

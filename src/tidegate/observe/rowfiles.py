@@ -21,6 +21,9 @@ ROW_GROUP = 32_768
 
 NAMES_TOLD = 6
 
+MAY_BE_MISSING = b"may_be_missing"
+"""Metadata of a schema: its columns, joined by commas, that a file may lack; they are read as nulls."""
+
 
 def row_suffix(path: Path, what: str) -> str:
     """The suffix of a file of `what` ("records"), checked; call it before a long run rather than after."""
@@ -115,7 +118,13 @@ def _parquet_batches(path: Path, schema: pa.Schema, what: str, rows: int) -> Ite
     with pq.ParquetFile(path) as file:
         _check_names(f"{path} holds no {what}", file.schema_arrow.names, schema)
         for batch in file.iter_batches(rows, columns=schema.names):
-            columns = [_cast(path, batch.column(field.name), field, what) for field in schema]
+            there = batch.schema.names
+            columns = [
+                _cast(path, batch.column(field.name), field, what)
+                if field.name in there
+                else pa.nulls(batch.num_rows, field.type)
+                for field in schema
+            ]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -150,6 +159,7 @@ def _json_row(path: Path, number: int, line: str, schema: pa.Schema, what: str) 
         raise InputError(f"{path} holds no {what}: line {number} is no object but {line.strip()[:40]!r}")
     if row.keys() != set(schema.names):
         _check_names(f"{path} holds no {what}: line {number}", list(row), schema)
+        return dict.fromkeys(schema.names) | row
     return row
 
 
@@ -181,7 +191,8 @@ def _column(values: list[Any], field: pa.Field) -> pa.Array:
 
 
 def _check_names(where: str, names: Sequence[str], schema: pa.Schema) -> None:
-    missing = [name for name in schema.names if name not in names]
+    spared = (schema.metadata or {}).get(MAY_BE_MISSING, b"").decode().split(",")
+    missing = [name for name in schema.names if name not in names and name not in spared]
     unknown = [name for name in names if name not in schema.names]
     told = [f"{kind} {_some(odd)}" for kind, odd in (("missing", missing), ("unknown", unknown)) if odd]
     if told:

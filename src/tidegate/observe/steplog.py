@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import starmap
 from pathlib import Path
-from typing import NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import pyarrow as pa
 
-from tidegate.observe.rowfiles import ROW_GROUP, RowWriter, read_batches, read_rows, row_suffix
+from tidegate.observe.rowfiles import MAY_BE_MISSING, ROW_GROUP, RowWriter, read_batches, read_rows, row_suffix
 
 WHAT = "steps"
 
@@ -27,6 +27,8 @@ class StepRow(NamedTuple):
     free_blocks:    KV blocks that can be had, cached ones that nobody holds included
     preempted:      requests that gave way when it was planned
     replica:        which instance computed it
+    prefill_context: KV tokens before the prompt chunks, which they read; None where the writer does not know
+    prefill_pairs:  query-key pairs of the prompt chunks, over the causal half; None where the writer does not know
     """
 
     start_s: float
@@ -39,14 +41,32 @@ class StepRow(NamedTuple):
     free_blocks: int
     preempted: int
     replica: str
+    prefill_context: int | None = None
+    prefill_pairs: int | None = None
 
+
+_ARROW: Mapping[Any, pa.DataType] = {
+    float: pa.float64(),
+    int: pa.int64(),
+    str: pa.string(),
+    int | None: pa.int64(),
+}
 
 STEP_SCHEMA = pa.schema(
     [
-        pa.field(name, {float: pa.float64(), int: pa.int64(), str: pa.string()}[kind], nullable=False)
+        pa.field(name, _ARROW[kind])
+        if name in StepRow._field_defaults
+        else pa.field(name, _ARROW[kind], nullable=False)
         for name, kind in get_type_hints(StepRow).items()
-    ]
+    ],
+    metadata={MAY_BE_MISSING: ",".join(StepRow._field_defaults)},
 )
+"""Columns with a default are missing in logs that were written before there were such columns."""
+
+
+def causal_pairs(start: int, length: int) -> int:
+    """Query-key pairs of a chunk of `length` tokens behind `start`: each sees those before it and itself."""
+    return length * start + length * (length + 1) // 2
 
 
 class StepWriter:

@@ -14,7 +14,7 @@ from tidegate.core.request import Request
 from tidegate.core.scheduler import Scheduler
 from tidegate.errors import RequestRefused
 from tidegate.executors.sim.executor import SimExecutor
-from tidegate.observe.steplog import StepRow
+from tidegate.observe.steplog import StepRow, causal_pairs
 from tidegate.simulate.true_ends import TrueEnds
 
 Observer: TypeAlias = Callable[[Sequence[Event], str], None]
@@ -207,6 +207,8 @@ class Instance:
             free_blocks=scheduler.kv.available,
             preempted=len(plan.preempted),
             replica=self.name,
+            prefill_context=sum(chunk.start for chunk in plan.chunks),
+            prefill_pairs=sum(causal_pairs(chunk.start, chunk.length) for chunk in plan.chunks),
         )
 
     def _write_rows(self, quiet: QuietSteps, ends: Sequence[float], write: StepSink) -> None:
@@ -217,6 +219,6 @@ class Instance:
         for step, end in enumerate(ends):
             free -= growth[step % len(growth)]
             seconds = step_seconds(decodes=n, context=context)
-            write(StepRow(start, seconds, 0, n, context, running, waiting, free, 0, self.name))
+            write(StepRow(start, seconds, 0, n, context, running, waiting, free, 0, self.name, 0, 0))
             context += n
             start = end

@@ -1,0 +1,72 @@
+"""The shape of what `bench/validation/*.py --json` print, on a handful of requests."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bench.validation import mooncake, sarathi, vtc
+from tidegate.observe.records import Record
+from tidegate.simulate.traces import load_workload
+
+
+def test_vtc_has_the_documented_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vtc, "fit_pace", lambda workload, target_s: 1.0)
+    document = json.loads(json.dumps(vtc.measure(40)))
+    assert list(document) == ["fit", "real", "overload", "checks"]
+    assert list(document["fit"]) == ["pace", "on", "measured_s"]
+    assert [row["policy"] for row in document["real"]] == ["FCFS", "LCF", "VTC"]
+    assert list(document["real"][0]) == [
+        *("policy", "mean_ttft_s", "measured_mean_ttft_s", "light_p50_s", "measured_light_p50_s"),
+        *("heavy_p50_s", "measured_heavy_p50_s"),
+        *("requests_s", "tpot_p50_s", "measured_requests_s", "measured_tpot_p50_s"),
+    ]
+    assert [row["policy"] for row in document["overload"]] == ["FCFS", "VTC"]
+    assert list(document["overload"][0]) == [
+        *("policy", "largest_gap", "measured_gap", "requests_s", "tpot_p50_s"),
+    ]
+    assert all(isinstance(passed, bool) for passed in document["checks"].values())
+
+
+def test_the_pace_is_found_and_tenants_are_told_apart() -> None:
+    few = load_workload("vtc-real").limited(60)
+    target = vtc.mean_ttft(vtc.run(few, "FCFS", 2.0))
+    assert vtc.fit_pace(few, target) == pytest.approx(2.0, rel=0.02)
+    light, heavy = vtc.tenants_by_load(load_workload("vtc-real"))
+    assert (len(light), len(heavy), len(light & heavy)) == (13, 2, 0)
+
+
+def test_service_is_spread_evenly_from_the_first_token_to_the_end() -> None:
+    records: list[Record] = vtc.run(load_workload("vtc-overload").limited(1), "FCFS", 1.0)
+    r, tenant = records[0], records[0].tenant
+    assert r.first_token_s is not None
+    middle = (r.first_token_s + r.finish_s) / 2
+    whole = r.prompt_tokens + 2 * r.output_tokens
+    served = [vtc.service(records, tenant, t) for t in (r.first_token_s, middle, r.finish_s + 1)]
+    assert served == pytest.approx([0, whole / 2, whole])
+
+
+def test_mooncake_has_the_documented_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mooncake, "INSTANCES", 2)
+    document = json.loads(json.dumps(mooncake.measure([2.0], 30)))
+    assert list(document) == ["instances", "hardware", "tp", "model", "ideal_hit_rate", "rows", "checks"]
+    assert [row["route"] for row in document["rows"]] == ["random", "least-loaded", "prefix", "joint"]
+    assert list(document["rows"][0]) == [
+        *("scale", "route", "mean_ttft_s", "p50_ttft_s", "hit_rate", "refused", "published_s"),
+        *("to_least_loaded", "published_to_least_loaded"),
+    ]
+    assert [row["published_to_least_loaded"] for row in document["rows"]] == [3.73, 1.0, 0.68, 0.68]
+    assert all(row["refused"] == 0 for row in document["rows"])
+
+
+def test_sarathi_has_the_documented_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sarathi, "RATES", 8)
+    document = json.loads(json.dumps(sarathi.measure(12, [256, 512])))
+    assert list(document) == ["requests", "promises_s", "shape_rate_s", "published_gain", "rows", "checks"]
+    assert [row["engine"] for row in document["rows"]] == ["prefill first", "chunked, 256", "chunked, 512"]
+    assert list(document["rows"][0]) == [
+        *("engine", "budget", "strict_rate_s", "strict_gain", "relaxed_rate_s", "relaxed_gain"),
+        *("p99_tbt_s", "median_wait_s"),
+    ]
+    assert all(isinstance(passed, bool) for passed in document["checks"].values())
