@@ -79,7 +79,7 @@ class Load:
             if type(event) is Emitted:
                 deliver(map(list.append, map(stream_of, event.requests), event.tokens))
             elif type(event) is Finished and self.churn:
-                self._arrive(self.next.pop())
+                self._arrive(self.next.pop() if self.next else self._made(OUTPUTS))
 
     def prepare(self, requests: int) -> None:
         """Make the requests that arrive in the next step: that is the work of whoever parses them, not of a step."""

@@ -62,6 +62,11 @@ def test_who_would_be_late_alone_takes_nobody_along() -> None:
     assert kept == [(6.0, 4)]
 
 
+def test_no_step_is_shorter_than_the_decodes_beside() -> None:
+    first = queued([(1, 1), (4, 1)])
+    assert moore(first, 0.0, 1.0, 2.0, lambda r: 1.0)[1] == {first[0][1]}
+
+
 @given(JOBS, st.integers(1, 20))
 def test_a_step_ends_in_time_for_those_it_ends_for(jobs: list[tuple[int, int]], most: int) -> None:
     kept = [(float(deadline), tokens) for deadline, tokens in sorted(jobs)]
@@ -104,6 +109,21 @@ def late_share(policy: str, outputs: int = 1, **given_params: object) -> tuple[i
 def test_one_large_prompt_is_given_up_for_many_small_ones() -> None:
     assert late_share("joint") == (20, 21)
     assert late_share("edf")[0] <= 2, "the collapse that this is about"
+
+
+def test_of_a_prompt_that_is_half_computed_counts_what_is_left() -> None:
+    limits = Limits(num_blocks=4096, max_num_seqs=32, max_num_batched_tokens=200, prefix_caching=False)
+    ctx = PolicyContext(HistoryPredictor(), StepTime(prefill_token=0.001, decode=0.01))
+    scheduler = Scheduler(build_policy("joint", {"share": 1.0}), limits, ctx)
+    long = request("long", 2000, 1, slo=Slo(ttft=2.1))
+    scheduler.add(long, 0.0)
+    now = 0.0
+    while long.computed < 1800:
+        plan = scheduler.plan(now)
+        now += sum(c.length for c in plan.chunks) * 0.001
+        scheduler.apply(plan, StepResult([]), now)
+    scheduler.add(request("short", 90, 1, arrival=now, slo=Slo(ttft=0.5)), now)
+    assert [c.slot for c in scheduler.plan(now).chunks] == [long.slot], "its last 200 tokens are in time"
 
 
 def test_ended_promises_are_forgotten() -> None:
