@@ -123,7 +123,8 @@ def test_of_a_prompt_that_is_half_computed_counts_what_is_left() -> None:
         now += sum(c.length for c in plan.chunks) * 0.001
         scheduler.apply(plan, StepResult([]), now)
     scheduler.add(request("short", 90, 1, arrival=now, slo=Slo(ttft=0.5)), now)
-    assert [c.slot for c in scheduler.plan(now).chunks] == [long.slot], "its last 200 tokens are in time"
+    seat = long.slot
+    assert [c.slot for c in scheduler.plan(now).chunks] == [seat], "its last 200 tokens are in time"
 
 
 def test_ended_promises_are_forgotten() -> None:
