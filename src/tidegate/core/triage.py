@@ -17,7 +17,7 @@ from tidegate.core.request import Request, Status
 from tidegate.core.running import Running
 from tidegate.core.view import RequestView, StepView
 
-HORIZON = 64
+HORIZON = 32
 """So many of the earliest promises are weighed against each other in one plan; those after them come later."""
 
 MARGIN = 0.15
@@ -94,7 +94,7 @@ class Triage:
         most = self._budget.tokens(StepView(now, self._max_tokens, decodes, running.load), self._ctx)
         whole = step_time.step(most, decodes, context)
         token = whole / max(1, most) * (1 + MARGIN)
-        kept, given_up = moore(first, now, token, step_time.step(0, decodes, context), self._weight)
+        kept, given_up = moore(first, now, token, step_time.step(0, decodes, context), self._weight())
         for _, r, _ in first:
             if (r in given_up) != (r in self._given_up):
                 (self._given_up.add if r in given_up else self._given_up.discard)(r)
@@ -119,10 +119,11 @@ class Triage:
             self._promises[:HORIZON] = kept
         return first
 
-    def _weight(self, r: Request) -> float:
-        """How much rather than one as large `r` is given up: the more, the more of its class was kept lately."""
+    def _weight(self) -> Callable[[Request], float]:
+        """How much rather than one as large a request is given up: the more, the more of its class was kept lately."""
         kept = self._kept
-        return 1 + BALANCE * (kept.get(r.slo_class, 1.0) - min(kept.values())) if kept else 1.0
+        least = min(kept.values(), default=1.0)
+        return lambda r: 1 + BALANCE * (kept.get(r.slo_class, 1.0) - least)
 
     def _count(self, slo_class: str, kept: bool) -> None:
         """One more promise to a class was kept, or not."""
