@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.harness import request
+from tidegate.core.events import Finished
 from tidegate.core.limits import Limits
 from tidegate.core.plan import StepResult
 from tidegate.core.policy import PolicyContext
@@ -100,9 +101,9 @@ def late_share(policy: str, outputs: int = 1, **given_params: object) -> tuple[i
         now += sum(c.length for c in plan.chunks) * 0.001 + (0.01 if plan.decodes else 0.0)
         scheduler.apply(plan, StepResult([1] * len(plan.emitting())), now)
         for event in scheduler.take_events():
-            if type(event).__name__ == "Finished":
+            if isinstance(event, Finished):
                 ended += 1
-                kept += not event.missed  # type: ignore[union-attr]
+                kept += not event.missed
     return kept, ended
 
 
@@ -125,6 +126,35 @@ def test_of_a_prompt_that_is_half_computed_counts_what_is_left() -> None:
     scheduler.add(request("short", 90, 1, arrival=now, slo=Slo(ttft=0.5)), now)
     seat = long.slot
     assert [c.slot for c in scheduler.plan(now).chunks] == [seat], "its last 200 tokens are in time"
+
+
+def test_a_class_is_judged_by_what_it_was_served() -> None:
+    """A first token that came is kept, one that is late is lost, and a client's own leaving is neither."""
+    scheduler = Scheduler(build_policy("joint"), Limits(num_blocks=64, max_num_seqs=4, max_num_batched_tokens=64))
+    triage = scheduler._triage
+    assert triage is not None
+    for id in ("served", "left", "late"):
+        scheduler.add(request(id, 4, 1, slo_class=id, slo=Slo(ttft=1.0), arrival=0.0), 0.0)
+        if id == "served":
+            scheduler.apply(scheduler.plan(0.0), StepResult([1]), 0.1)
+    scheduler.abort("left", 0.2)
+    scheduler.plan(5.0)
+    assert triage._kept["served"] == 1.0
+    assert triage._kept["late"] < 1.0
+    assert "left" not in triage._kept
+
+
+def test_who_was_given_up_is_forgotten_with_its_promise() -> None:
+    scheduler = Scheduler(build_policy("joint"), Limits(num_blocks=4096, max_num_seqs=4, max_num_batched_tokens=64))
+    triage = scheduler._triage
+    assert triage is not None
+    far = request("far", 4, 1, slo=Slo(ttft=1e6))
+    triage.watch(far)
+    triage._given_up.add(far)
+    far.count(sampled=1)  # its token came all the same
+    for i in range(2 * HORIZON):
+        triage.watch(request(f"r{i}", 4, 1, slo=Slo(ttft=1.0 + i)))
+    assert far not in triage._given_up
 
 
 def test_ended_promises_are_forgotten() -> None:

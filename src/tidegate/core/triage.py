@@ -13,7 +13,7 @@ from bisect import insort
 from collections.abc import Callable
 
 from tidegate.core.policy import Budget, PolicyContext
-from tidegate.core.request import Request, Status
+from tidegate.core.request import FinishReason, Request, Status
 from tidegate.core.running import Running
 from tidegate.core.view import RequestView, StepView
 
@@ -22,7 +22,6 @@ HORIZON = 32
 
 MARGIN = 0.15
 """By how much longer than predicted prompts are taken to be: steps are whole, and others decode in them."""
-
 
 MEMORY = 128
 """A class's share of kept promises is a mean over about so many of its last ones."""
@@ -70,6 +69,7 @@ class Triage:
             insort(self._promises, (r.arrival + r.slo.ttft, r.seq, r))
             if len(self._promises) > self._compact_at:  # those far ahead that ended long before
                 self._promises = [p for p in self._promises if _open(p[2])]
+                self._given_up.intersection_update(p[2] for p in self._promises)
                 self._compact_at = 2 * len(self._promises) + HORIZON
 
     def forget(self, r: Request) -> None:
@@ -112,7 +112,8 @@ class Triage:
                 kept.append(promise)
             else:
                 self._given_up.discard(r)
-                self._count(r.slo_class, not _open(r))
+                if r.sampled or r.finish_reason is not FinishReason.CANCELLED:
+                    self._count(r.slo_class, r.sampled > 0)
                 if _open(r):
                     self._rekey(r)  # late: its key says so by itself from now on
         if len(kept) < min(len(self._promises), HORIZON):
