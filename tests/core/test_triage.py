@@ -11,6 +11,8 @@ from tests.core.harness import request
 from tidegate.core.events import Finished
 from tidegate.core.limits import Limits
 from tidegate.core.plan import StepResult
+from tidegate.core.policies.adaptive import AdaptiveBudget
+from tidegate.core.policies.budgets import FixedBudget
 from tidegate.core.policy import PolicyContext
 from tidegate.core.predict import HistoryPredictor, StepTime
 from tidegate.core.presets import build_policy
@@ -18,6 +20,7 @@ from tidegate.core.request import Request
 from tidegate.core.scheduler import Scheduler
 from tidegate.core.slo import Slo
 from tidegate.core.triage import HORIZON, in_time, moore
+from tidegate.core.view import StepView
 
 JOBS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12)), max_size=7)
 
@@ -126,6 +129,42 @@ def test_of_a_prompt_that_is_half_computed_counts_what_is_left() -> None:
     scheduler.add(request("short", 90, 1, arrival=now, slo=Slo(ttft=0.5)), now)
     seat = long.slot
     assert [c.slot for c in scheduler.plan(now).chunks] == [seat], "its last 200 tokens are in time"
+
+
+def step_of(due: int | None = None) -> StepView:
+    return StepView(0.0, 1000, 0, due=due)
+
+
+def test_a_step_ends_where_the_adaptive_budget_is_told() -> None:
+    ctx = PolicyContext(HistoryPredictor(), StepTime())
+    assert AdaptiveBudget().tokens(step_of(due=100), ctx) == 100
+    assert AdaptiveBudget().tokens(step_of(), ctx) == 1000
+    assert FixedBudget().tokens(step_of(due=100), ctx) == 1000, "a fixed budget is fixed"
+
+
+def test_a_promised_prompt_is_not_halved_for_others() -> None:
+    ctx, budget = PolicyContext(HistoryPredictor(), StepTime()), AdaptiveBudget(share=0.5)
+    promised, plain = request("a", 5000, 1, slo=Slo(ttft=1.0)), request("b", 5000, 1)
+    assert budget.chunk(promised, 5000, 1000, step_of(), True, ctx) == 1000
+    assert budget.chunk(plain, 5000, 1000, step_of(), True, ctx) == 500
+
+
+def test_a_step_ends_early_for_a_first_token_and_nobody_gives_way_for_the_next() -> None:
+    """`due` has 100 tokens and 0.15 s: a full step of 256 would be late for it, so `next` gets no token and no seat."""
+    limits = Limits(num_blocks=512, max_num_seqs=2, max_num_batched_tokens=256, prefix_caching=False)
+    ctx = PolicyContext(HistoryPredictor(), StepTime(prefill_token=0.001, decode=0.01))
+    scheduler = Scheduler(build_policy("joint"), limits, ctx)
+    for id in ("c", "d"):
+        scheduler.add(request(id, 8, 50, priority=10), 0.0)
+    for now in (0.0, 0.1):
+        plan = scheduler.plan(now)
+        scheduler.apply(plan, StepResult([1] * len(plan.emitting())), now)
+    scheduler.add(request("due", 100, 4, slo=Slo(ttft=0.15), arrival=1.0), 1.0)
+    scheduler.add(request("next", 300, 4, arrival=1.0), 1.0)
+    plan = scheduler.plan(1.0)
+    assert [chunk.length for chunk in plan.chunks] == [100]
+    assert [join.request_id for join in plan.joined] == ["due"]
+    assert len(plan.preempted) == 1
 
 
 def test_a_class_is_judged_by_what_it_was_served() -> None:

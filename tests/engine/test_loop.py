@@ -17,6 +17,7 @@ from tidegate.core.plan import StepPlan
 from tidegate.core.request import FinishReason, Request
 from tidegate.core.scheduler import Scheduler
 from tidegate.core.step_time import LearnedStepTime
+from tidegate.engine import loop
 from tidegate.engine.loop import Engine
 from tidegate.engine.output import Delta, OutputState
 from tidegate.engine.sampling import SamplingParams
@@ -91,6 +92,19 @@ async def test_every_stream_gets_its_own_tokens_in_order_through_preemptions(dep
         assert await nothing_left(engine)
         explained = [await engine.explain(f"r{i}") for i in range(12)]
         assert sum(e["preemptions"] for e in explained if e) > 0
+
+
+@pytest.mark.parametrize("short", [0, 1_000_000], ids=["in a thread", "at once"])
+async def test_prompts_are_hashed_before_they_come_to_the_engines_thread(
+    monkeypatch: pytest.MonkeyPatch, short: int
+) -> None:
+    monkeypatch.setattr(loop, "SHORT_PROMPT", short)
+    hashed: list[int] = []
+    add = Scheduler.add
+    monkeypatch.setattr(Scheduler, "add", lambda self, r, now: (hashed.append(len(r.block_hashes)), add(self, r, now)))
+    with engine_over(ScriptedModel(says("the tide"))) as engine:
+        await read(await engine.submit([ask(engine, "a", range(10, 60))]))
+    assert hashed == [50 // 16]
 
 
 async def test_requests_submitted_together_share_a_stream() -> None:
