@@ -2,19 +2,22 @@
 
     python bench/engine_throughput.py [--json] [--rounds 2] [--threads N] [--dtype auto]
 
-The load is 64 prompts of 256 random tokens, 64 outputs each, greedy, 16 at a time. Both sides are run in
-turn, and each side's best round counts, since other work on the machine only ever slows a round down.
-transformers gets the faster of its two CPU attentions, tried on one full batch, and the same token budget.
+The load is 64 prompts of 256 random tokens, 64 outputs each, greedy, 16 at a time. The sides are run in
+turn, each in a process of its own as its users run it, and each side's best round counts, since other work on the
+machine only ever slows a round down. transformers gets the faster of its two CPU attentions, tried on one full batch,
+and the same token budget.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
+import contextlib
 import json
 import random
 import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections import deque
 from concurrent.futures import Future
@@ -36,7 +39,7 @@ from tidegate.engine.sampling import SamplingParams
 from tidegate.executors.torch.executor import TorchExecutor
 from tidegate.executors.torch.hardware import available_cores
 from tidegate.executors.torch.model import choose_dtype, load_model
-from tidegate.executors.torch.weights import DEFAULT_MODEL, ensure_model
+from tidegate.executors.torch.weights import DEFAULT_MODEL, ModelFiles, ensure_model
 
 PROMPT, OUTPUT, SEATS, REQUESTS = 256, 64, 16, 64
 BLOCK = 16
@@ -126,16 +129,10 @@ def single_stream(executor: TorchExecutor) -> tuple[float, float]:
     return max(rates), statistics.median(beside) * 1e3
 
 
-def measure(
-    rounds: int, requests: int, threads: int, dtype_name: str, model_name: str, cache_dir: Path
-) -> dict[str, Any]:
-    """Both sides in turn; see the module's docstring."""
-    torch.set_num_threads(threads)
-    files = ensure_model(model_name, cache_dir)
-    dtype = choose_dtype(dtype_name, torch.device("cpu"))
-    name = str(dtype).removeprefix("torch.")
+def measure_tidegate(files: ModelFiles, dtype: str, threads: int, requests: int) -> dict[str, Any]:
+    """One round of ours, and a single stream."""
     executor = TorchExecutor(
-        load_model(files.path, name=files.name, dtype=name),
+        load_model(files.path, name=files.name, dtype=dtype),
         block_size=BLOCK,
         num_blocks=SEATS * (PROMPT + OUTPUT) // BLOCK + 64,
         max_num_seqs=SEATS,
@@ -145,39 +142,65 @@ def measure(
     load = prompts(requests)
     serve(executor, load[:2], 4)
     batch1, overhead = single_stream(executor)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    theirs = AutoModelForCausalLM.from_pretrained(files.path, dtype=dtype).eval()
-    attention = min(TRIALS, key=lambda a: transformers_batching(theirs, load[:SEATS], 4, a))
-    ours_s, theirs_s, outside = [], [], []
-    for _ in range(rounds):
-        inside = executor.forward_seconds + executor.sampling_seconds
-        seconds = serve(executor, load, OUTPUT)
-        inside = executor.forward_seconds + executor.sampling_seconds - inside
-        ours_s.append(seconds)
-        outside.append(1 - inside / seconds)
-        gc.collect()
-        theirs_s.append(transformers_batching(theirs, load, OUTPUT, attention))
+    inside = executor.forward_seconds + executor.sampling_seconds
+    seconds = serve(executor, load, OUTPUT)
+    inside = executor.forward_seconds + executor.sampling_seconds - inside
     executor.close()
-    tokens = requests * OUTPUT
-    ours, cb = tokens / min(ours_s), tokens / min(theirs_s)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {
-        "tidegate_tok_s": round(ours, 1),
-        "transformers_cb_tok_s": round(cb, 1),
-        "ratio": round(ours / cb, 2),
-        "batch1_tok_s": round(batch1, 1),
-        "batch1_overhead_ms": round(overhead, 3),
-        "outside_model_share": round(statistics.median(outside), 4),
-        "peak_mb": round(peak),
-        "dtype": name,
-        "threads": threads,
-        "transformers_attention": attention,
-        "rounds_s": [[round(a, 1), round(b, 1)] for a, b in zip(ours_s, theirs_s, strict=True)],
+        "seconds": seconds,
+        "batch1": batch1,
+        "overhead_ms": overhead,
+        "outside": 1 - inside / seconds,
+        "peak_mb": peak,
+    }
+
+
+def measure_transformers(files: ModelFiles, dtype: str, threads: int, requests: int) -> dict[str, Any]:
+    """One round of theirs."""
+    torch.set_num_threads(threads)
+    model = AutoModelForCausalLM.from_pretrained(files.path, dtype=getattr(torch, dtype)).eval()
+    load = prompts(requests)
+    attention = min(TRIALS, key=lambda a: transformers_batching(model, load[:SEATS], 4, a))
+    return {"seconds": transformers_batching(model, load, OUTPUT, attention), "attention": attention}
+
+
+SIDES = {"tidegate": measure_tidegate, "transformers": measure_transformers}
+
+
+def in_own_process(side: str, args: argparse.Namespace) -> dict[str, Any]:
+    """What one round of `side` says."""
+    command = [sys.executable, __file__, "--side", side, "--dtype", args.dtype, "--model", args.model]
+    command += ["--threads", str(args.threads), "--requests", str(args.requests), "--cache-dir", str(args.cache_dir)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return dict(json.loads(done.stdout))
+
+
+def compare(args: argparse.Namespace) -> dict[str, Any]:
+    """All sides in turn, `args.rounds` times."""
+    rounds = [{side: in_own_process(side, args) for side in SIDES} for _ in range(args.rounds)]
+    tokens = args.requests * OUTPUT
+    rate = {side: tokens / min(r[side]["seconds"] for r in rounds) for side in SIDES}
+    ours = [r["tidegate"] for r in rounds]
+    return {
+        "tidegate_tok_s": round(rate["tidegate"], 1),
+        "transformers_cb_tok_s": round(rate["transformers"], 1),
+        "ratio": round(rate["tidegate"] / rate["transformers"], 2),
+        "batch1_tok_s": round(max(r["batch1"] for r in ours), 1),
+        "batch1_overhead_ms": round(min(r["overhead_ms"] for r in ours), 3),
+        "outside_model_share": round(statistics.median(r["outside"] for r in ours), 4),
+        "peak_mb": round(max(r["peak_mb"] for r in ours)),
+        "dtype": args.dtype,
+        "threads": args.threads,
+        "transformers_attention": rounds[0]["transformers"]["attention"],
+        "rounds_s": [{side: round(r[side]["seconds"], 1) for side in SIDES} for r in rounds],
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--side", choices=SIDES, help="one round of one side, as JSON")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--requests", type=int, default=REQUESTS)
     parser.add_argument("--threads", type=int, default=available_cores())
@@ -185,9 +208,16 @@ def main() -> None:
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--cache-dir", type=Path, default=Path.home() / ".cache" / "tidegate")
     args = parser.parse_args()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    row = measure(args.rounds, args.requests, args.threads, args.dtype, args.model, args.cache_dir)
+    args.dtype = str(choose_dtype(args.dtype, torch.device("cpu"))).removeprefix("torch.")
+    if args.side:
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
+        files = ensure_model(args.model, args.cache_dir)
+        with contextlib.redirect_stdout(sys.stderr):
+            row = SIDES[args.side](files, args.dtype, args.threads, args.requests)
+        print(json.dumps(row))
+        return
+    row = compare(args)
     if args.json:
         print(json.dumps(row))
         return

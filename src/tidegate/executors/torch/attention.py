@@ -114,7 +114,7 @@ def decode_numba(
 ) -> torch.Tensor:
     """Decode attention by the CPU kernel: q `[S, heads, D]` -> `[S, heads, D]`; see `kernels.decode_kernel`."""
     bits16 = q.dtype == torch.bfloat16
-    kernel = decode_kernel(q.shape[2], bits16)
+    kernel = decode_kernel(q.shape[2], q.shape[1] // keys.shape[2], bits16)
     out = torch.empty(q.shape, dtype=torch.float32)
     if bits16:
         q, keys, values = (x.view(torch.uint16) for x in (q, keys, values))

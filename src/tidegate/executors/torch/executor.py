@@ -13,9 +13,9 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from tidegate.core.plan import StepPlan, StepResult
 from tidegate.errors import ConfigError
-from tidegate.executors.torch import attention
+from tidegate.executors.torch import attention, norm
 from tidegate.executors.torch.grammar import GrammarCompiler
-from tidegate.executors.torch.hardware import available_cores
+from tidegate.executors.torch.hardware import available_cores, one_thread
 from tidegate.executors.torch.kvcache import KvShape, PagedKv
 from tidegate.executors.torch.model import LoadedModel
 from tidegate.executors.torch.sampler import Sampler
@@ -77,16 +77,17 @@ class TorchExecutor:
         numba = numba_attention and loaded.device.type == "cpu" and loaded.dtype in NUMBA_DTYPES
         self.host_blocks = host_blocks if host_kv_bytes is None else shape.blocks_in(host_kv_bytes, "host_kv_memory")
         self.disk_blocks = disk_blocks if disk_kv_bytes is None else shape.blocks_in(disk_kv_bytes, "disk_kv_memory")
-        kv = PagedKv(shape, self.num_blocks, loaded.device)
         self._host: HostPool | None = None
-        if self.host_blocks or self.disk_blocks:
-            self._host = HostPool(kv, self.host_blocks, self.disk_blocks, disk_path)
+        with one_thread():
+            kv = PagedKv(shape, self.num_blocks, loaded.device)
+            if self.host_blocks or self.disk_blocks:
+                self._host = HostPool(kv, self.host_blocks, self.disk_blocks, disk_path)
         self._slots = Slots(max_num_seqs, -(-self.max_model_len // block_size), kv, loaded.device, numba)
         self._grammars = GrammarCompiler(loaded.tokenizer, loaded.vocab_size)
         self._sampler = Sampler(self._grammars, loaded.vocab_size, loaded.eos_token_ids, max_num_seqs, loaded.device)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="tidegate-step", initializer=self._start_worker)
         if numba:
-            self._worker.submit(self._compile_kernel).result()
+            self._worker.submit(self._compile_kernels).result()
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -117,9 +118,10 @@ class TorchExecutor:
         torch.set_num_threads(self.threads)
         numba.set_num_threads(min(self.threads, numba.config.NUMBA_NUM_THREADS))
 
-    def _compile_kernel(self) -> None:
-        """Compile the decode kernel now rather than within somebody's first token."""
+    def _compile_kernels(self) -> None:
+        """Compile now rather than within somebody's first token."""
         loaded = self._loaded
+        norm.warm_up(loaded.dtype)
         heads = loaded.model.config.num_attention_heads
         q = torch.zeros((1, heads, loaded.head_dim), dtype=loaded.dtype)
         keys, values = self._slots.kv.layer(0)

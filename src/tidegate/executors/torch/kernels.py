@@ -11,8 +11,8 @@ from functools import cache
 
 import numpy as np
 
-# Torch comes first, so that numba finds the OpenMP runtime that torch loaded and both share one thread
-# pool: two pools on the same cores spin against each other.
+# Torch comes first and brings its own copy of GNU's OpenMP; numba then takes the system's. Loaded the other way round
+# both share the system's copy and one pool, and change its size at every turn: a float32 prefill took five times as long.
 import torch  # noqa: F401
 from numba import njit, prange
 
@@ -23,18 +23,18 @@ WHOLE_SEQUENCES = 8
 
 
 @njit(inline="always")
-def _same(x):  # type: ignore[no-untyped-def]
+def same(x):  # type: ignore[no-untyped-def]
     return x
 
 
 @njit(inline="always")
-def _widen(x):  # type: ignore[no-untyped-def]
+def widen(x):  # type: ignore[no-untyped-def]
     """The float32 whose upper half is the bfloat16 with bits `x`."""
     return np.uint32(np.uint32(x) << np.uint32(16)).view(np.float32)
 
 
 @njit(inline="always")
-def _exp(x):  # type: ignore[no-untyped-def]
+def exp(x):  # type: ignore[no-untyped-def]
     """e**x for x <= 0 as float32, relative error below 3e-7; written out so that loops over it vectorise.
 
     2**f by its Taylor series on [-0.5, 0.5], scaled by 2**n through the exponent bits.
@@ -65,7 +65,7 @@ def _softmax(row, softcap):  # type: ignore[no-untyped-def]
         top = max(top, row[i])
     total = np.float32(0.0)
     for i in range(row.shape[0]):
-        row[i] = _exp(row[i] - top)
+        row[i] = exp(row[i] - top)
         total += row[i]
     inverse = np.float32(1.0) / total
     for i in range(row.shape[0]):
@@ -73,8 +73,8 @@ def _softmax(row, softcap):  # type: ignore[no-untyped-def]
 
 
 @cache
-def decode_kernel(head_dim: int, bits16: bool) -> Callable[..., None]:
-    """The kernel for one head size and KV format, compiled at its first call (some seconds).
+def decode_kernel(head_dim: int, group: int, bits16: bool) -> Callable[..., None]:
+    """The kernel for one head size, query heads a KV head, and KV format, compiled at its first call (some seconds).
 
     Called as `kernel(out, q, keys, values, tables, positions, slots, scaling, window, softcap)` with
     out, q:       `[S, heads, head_dim]`, float32 (out) and the KV dtype (q)
@@ -83,15 +83,15 @@ def decode_kernel(head_dim: int, bits16: bool) -> Callable[..., None]:
     slots:        `[S]` int64
     window:       keys seen by a query at most, itself included (0 = all); softcap: 0 = none
     """
-    dot, add_weighted = primitives(head_dim, bits16)
-    load = _widen if bits16 else _same
+    scores_of, add_weighted, prefetch = primitives(head_dim, group, bits16)
+    load = widen if bits16 else same
     item = 2 if bits16 else 4
     row_bytes, float_bytes = head_dim * item, head_dim * 4
 
     @njit(fastmath=True, nogil=True, error_model="numpy")
     def attend(out, q, keys, values, table, start, end, first, heads, scaling, softcap):  # type: ignore[no-untyped-def]
         """KV heads `first .. first+heads` of one sequence over KV positions `start .. end`."""
-        size, group, n = keys.shape[1], q.shape[0] // keys.shape[2], end - start
+        size, n = keys.shape[1], end - start
         rows, stride = heads * group, keys.shape[2] * row_bytes
         query, acc = np.empty((rows, head_dim), np.float32), np.zeros((rows, head_dim), np.float32)
         scores = np.empty((rows, n), np.float32)
@@ -105,23 +105,29 @@ def decode_kernel(head_dim: int, bits16: bool) -> Callable[..., None]:
         )
         keys_at = np.int64(keys.ctypes.data) + first * row_bytes
         values_at = np.int64(values.ctypes.data) + first * row_bytes
-        for b in range(start // size, (end - 1) // size + 1):
+        last = (end - 1) // size
+        for b in range(start // size, last + 1):
             low, high = max(b * size, start), min(b * size + size, end)
             at = keys_at + (np.int64(table[b]) * size + low - b * size) * stride
+            following = keys_at + np.int64(table[min(b + 1, last)]) * size * stride
             for i in range(low - start, high - start):
                 for h in range(heads):
-                    for r in range(h * group, (h + 1) * group):
-                        scores[r, i] = dot(query_at + r * float_bytes, at + h * row_bytes)
+                    prefetch(following + (i - low + start) * stride + h * row_bytes)
+                    out_at, query_row = scores_at + (h * group * n + i) * 4, query_at + h * group * float_bytes
+                    scores_of(out_at, n * 4, query_row, at + h * row_bytes)
                 at += stride
         for r in range(rows):
             _softmax(scores[r], softcap)
-        for b in range(start // size, (end - 1) // size + 1):
+        for b in range(start // size, last + 1):
             low, high = max(b * size, start), min(b * size + size, end)
             at = values_at + (np.int64(table[b]) * size + low - b * size) * stride
+            following = values_at + np.int64(table[min(b + 1, last)]) * size * stride
             for h in range(heads):
-                for r in range(h * group, (h + 1) * group):
-                    weights = scores_at + (r * n + low - start) * 4
-                    add_weighted(acc_at + r * float_bytes, weights, at + h * row_bytes, stride, high - low)
+                for i in range(high - low):
+                    prefetch(following + i * stride + h * row_bytes)
+                weights = scores_at + (h * group * n + low - start) * 4
+                acc_row = acc_at + h * group * float_bytes
+                add_weighted(acc_row, weights, n * 4, at + h * row_bytes, stride, high - low)
         for r in range(rows):
             for d in range(head_dim):
                 out[first * group + r, d] = acc[r, d]

@@ -6,6 +6,8 @@ it was (up to the order of a sum).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -42,6 +44,16 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
 
 
+class HeldProduct:
+    """A fused product while its layer takes it apart; apart from the module, whose attributes are slow to set."""
+
+    __slots__ = ("input", "parts")
+
+    def __init__(self) -> None:
+        self.input: torch.Tensor | None = None
+        self.parts: Sequence[torch.Tensor] = ()
+
+
 class FusedFirst(nn.Module):
     """Stands in for the first of several projections of one input: computes all, returns its own part."""
 
@@ -49,8 +61,8 @@ class FusedFirst(nn.Module):
         super().__init__()
         self.linear = linear
         self.sizes = sizes
-        self._input: torch.Tensor | None = None
-        self._parts: list[torch.Tensor] = []
+        self._last = len(sizes) - 1
+        self._held = HeldProduct()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.part(x, 0)
@@ -60,11 +72,12 @@ class FusedFirst(nn.Module):
 
         The last part lets go of input and product, so that neither outlives its layer.
         """
-        if x is not self._input:
-            self._input, self._parts = x, list(self.linear(x).split(self.sizes, dim=-1))
-        part = self._parts[index]
-        if index == len(self.sizes) - 1:
-            self._input, self._parts = None, []
+        held = self._held
+        if x is not held.input:
+            held.input, held.parts = x, torch.split_with_sizes(self.linear(x), self.sizes, -1)
+        part = held.parts[index]
+        if index == self._last:
+            held.input, held.parts = None, ()
         return part
 
 

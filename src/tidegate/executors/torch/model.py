@@ -24,8 +24,9 @@ from transformers.utils import logging as transformers_logging
 
 from tidegate.errors import ConfigError, InputError, UnsupportedModel
 from tidegate.executors.torch import attention
-from tidegate.executors.torch.hardware import native_dtype, read_cpu_info
+from tidegate.executors.torch.hardware import native_dtype, one_thread, read_cpu_info
 from tidegate.executors.torch.linear import can_prepack, fuse_projections, prepack_projections
+from tidegate.executors.torch.norm import exchange_norms
 
 ARCHITECTURES = frozenset(
     {
@@ -82,7 +83,7 @@ def load_model(path: Path, *, name: str, dtype: str = "bfloat16", device: str = 
     torch_device = torch.device(device)
     chosen = choose_dtype(dtype, torch_device)
     try:
-        with quiet_transformers():
+        with quiet_transformers(), one_thread():
             model = AutoModelForCausalLM.from_pretrained(path, dtype=chosen, local_files_only=True)
             tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, SafetensorError) as error:
@@ -93,9 +94,9 @@ def load_model(path: Path, *, name: str, dtype: str = "bfloat16", device: str = 
 def prepare_model(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, *, name: str, pack: bool = True
 ) -> LoadedModel:
-    """Make a transformers model ready for packed steps: our attention, fused and prepacked projections.
+    """Make a transformers model ready for packed steps: our attention, fused and prepacked projections, one-pass norms.
 
-    Changes `model` in place. `pack=False` keeps its own projections (the tests' slow twin).
+    Changes `model` in place. `pack=False` keeps its own projections and norms (the tests' slow twin).
     """
     config = model.config
     check_architecture(config)
@@ -103,9 +104,11 @@ def prepare_model(
     model.set_attn_implementation(attention.NAME)
     model.eval().requires_grad_(False)
     if pack:
-        fuse_projections(model)
-        if can_prepack(model.dtype, model.device):
-            prepack_projections(model)
+        with one_thread():
+            fuse_projections(model)
+            if can_prepack(model.dtype, model.device):
+                prepack_projections(model)
+            exchange_norms(model)
     heads = config.num_attention_heads
     return LoadedModel(
         name=name,

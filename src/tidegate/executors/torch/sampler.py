@@ -178,8 +178,8 @@ def best_tokens(logits: torch.Tensor) -> torch.Tensor:
 
     On a CPU by numpy, whose argmax of float32 is vectorised: over ten times faster than torch's.
     """
-    if logits.device.type == "cpu" and logits.dtype == torch.float32:
-        return torch.from_numpy(logits.numpy().argmax(-1))
+    if logits.device.type == "cpu":
+        return torch.from_numpy(logits.float().numpy().argmax(-1))
     return logits.argmax(-1)
 
 
