@@ -12,7 +12,8 @@ from functools import cache
 import numpy as np
 
 # Torch comes first and brings its own copy of GNU's OpenMP; numba then takes the system's. Loaded the other way round
-# both share the system's copy and one pool, and change its size at every turn: a float32 prefill took five times as long.
+# both share the system's copy and one pool, and change its size at every turn: a float32 prefill took five times
+# as long.
 import torch  # noqa: F401
 from numba import njit, prange
 
@@ -31,6 +32,19 @@ def same(x):  # type: ignore[no-untyped-def]
 def widen(x):  # type: ignore[no-untyped-def]
     """The float32 whose upper half is the bfloat16 with bits `x`."""
     return np.uint32(np.uint32(x) << np.uint32(16)).view(np.float32)
+
+
+@njit(inline="always")
+def narrow(x):  # type: ignore[no-untyped-def]
+    """The bits of the bfloat16 nearest to the float32 `x`, ties to even. Infinity stays, NaN may not."""
+    bits = np.float32(x).view(np.uint32)
+    return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+
+
+@njit(inline="always")
+def rounded(x):  # type: ignore[no-untyped-def]
+    """`x` as a bfloat16 would hold it."""
+    return widen(narrow(x))
 
 
 @njit(inline="always")

@@ -122,11 +122,15 @@ def _fuse(module: nn.Module, names: tuple[str, ...], parts: list[nn.Linear]) -> 
 
 
 def prepack_projections(model: nn.Module) -> int:
-    """Exchange every `nn.Linear` by a `PackedLinear` in place; returns how many."""
-    packed = 0
+    """Exchange every `nn.Linear` by a `PackedLinear` in place; returns how many.
+
+    One that hangs in two places stays one.
+    """
+    packed: dict[nn.Module, PackedLinear] = {}
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear:
-                setattr(module, name, PackedLinear(child.weight, child.bias))
-                packed += 1
-    return packed
+                if child not in packed:
+                    packed[child] = PackedLinear(child.weight, child.bias)
+                setattr(module, name, packed[child])
+    return len(packed)

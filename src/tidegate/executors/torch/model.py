@@ -25,8 +25,10 @@ from transformers.utils import logging as transformers_logging
 from tidegate.errors import ConfigError, InputError, UnsupportedModel
 from tidegate.executors.torch import attention
 from tidegate.executors.torch.hardware import native_dtype, one_thread, read_cpu_info
+from tidegate.executors.torch.kvcache import KvShape
 from tidegate.executors.torch.linear import can_prepack, fuse_projections, prepack_projections
 from tidegate.executors.torch.norm import exchange_norms
+from tidegate.executors.torch.selfattention import exchange_self_attention
 
 ARCHITECTURES = frozenset(
     {
@@ -103,13 +105,16 @@ def prepare_model(
     AttentionInterface.register(attention.NAME, attention.paged_attention)
     model.set_attn_implementation(attention.NAME)
     model.eval().requires_grad_(False)
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     if pack:
         with one_thread():
             fuse_projections(model)
+            exchange_self_attention(model, KvShape(config.num_hidden_layers, kv_heads, head_dim, 16, model.dtype))
+            exchange_norms(model)
             if can_prepack(model.dtype, model.device):
                 prepack_projections(model)
-            exchange_norms(model)
-    heads = config.num_attention_heads
     return LoadedModel(
         name=name,
         model=model,
@@ -117,8 +122,8 @@ def prepare_model(
         device=model.device,
         dtype=model.dtype,
         layers=config.num_hidden_layers,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
         vocab_size=config.vocab_size,
         max_positions=config.max_position_embeddings,
         eos_token_ids=_eos_token_ids(model, tokenizer),

@@ -10,7 +10,7 @@ import torch
 from numba import njit, prange
 from torch import nn
 
-from tidegate.executors.torch.kernels import same, widen
+from tidegate.executors.torch.kernels import narrow, rounded, same, widen
 
 ONE_THREAD_VALUES = 1 << 14
 """Up to this many values one thread is done before another would have started."""
@@ -22,19 +22,6 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-6}
 
 The squares are summed in another order, which may tip both roundings of a bfloat16 result.
 """
-
-
-@njit(inline="always")
-def narrow(x):  # type: ignore[no-untyped-def]
-    """The bits of the bfloat16 nearest to the float32 `x`, ties to even. Infinity stays, NaN may not."""
-    bits = np.float32(x).view(np.uint32)
-    return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
-
-
-@njit(inline="always")
-def rounded(x):  # type: ignore[no-untyped-def]
-    """`x` as a bfloat16 would hold it."""
-    return widen(narrow(x))
 
 
 class NormKernels(NamedTuple):
@@ -81,7 +68,7 @@ class OnePassNorm(nn.Module):
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         super().__init__()
         self.weight = weight.detach()
-        self._array = _as_array(self.weight)
+        self._array = as_array(self.weight)
         self._eps = np.float32(eps)
         self._kernels = norm_kernels(weight.dtype == torch.bfloat16)
 
@@ -90,13 +77,13 @@ class OnePassNorm(nn.Module):
         out = torch.empty_like(x)
         rows = (-1, len(self._array))
         run = self._kernels.one_thread if x.numel() <= ONE_THREAD_VALUES else self._kernels.all_threads
-        run(_as_array(out).reshape(rows), _as_array(x).reshape(rows), self._array, self._eps)
+        run(as_array(out).reshape(rows), as_array(x).reshape(rows), self._array, self._eps)
         return out
 
 
 def warm_up(dtype: torch.dtype) -> None:
     """Compile the kernels for `dtype` now, in the threads of the caller."""
-    row = _as_array(torch.zeros((1, 16), dtype=dtype))
+    row = as_array(torch.zeros((1, 16), dtype=dtype))
     for kernel in norm_kernels(dtype == torch.bfloat16):
         kernel(row, row, row[0], np.float32(1.0))
 
@@ -130,6 +117,6 @@ def _one_pass(module: nn.Module) -> OnePassNorm | None:
     return ours if torch.allclose(theirs, one_pass, rtol=TOLERANCE[weight.dtype], atol=1e-6) else None
 
 
-def _as_array(x: torch.Tensor) -> np.ndarray:
+def as_array(x: torch.Tensor) -> np.ndarray:
     """A contiguous CPU tensor as the array that the kernels take."""
     return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
