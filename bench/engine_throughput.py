@@ -2,10 +2,9 @@
 
     python bench/engine_throughput.py [--json] [--rounds 2] [--threads N] [--dtype auto]
 
-The load is 64 prompts of 256 random tokens, 64 outputs each, greedy, 16 at a time. The sides are run in
-turn, each in a process of its own as its users run it, and each side's best round counts, since other work on the
-machine only ever slows a round down. transformers gets the faster of its two CPU attentions, tried on one full batch,
-and the same token budget.
+The load is 64 prompts of 256 random tokens, 64 outputs each, greedy, 16 at a time. The sides are run in turn, each in
+a process of its own as its users run it; figures are medians of the rounds, the ratio that of the rounds' ratios.
+transformers gets the faster of its two CPU attentions, tried on one full batch, and the same token budget.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
+from operator import truediv
 from pathlib import Path
 from typing import Any
 
@@ -180,14 +180,14 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     """All sides in turn, `args.rounds` times."""
     rounds = [{side: in_own_process(side, args) for side in SIDES} for _ in range(args.rounds)]
     tokens = args.requests * OUTPUT
-    rate = {side: tokens / min(r[side]["seconds"] for r in rounds) for side in SIDES}
+    seconds = {side: [r[side]["seconds"] for r in rounds] for side in SIDES}
     ours = [r["tidegate"] for r in rounds]
     return {
-        "tidegate_tok_s": round(rate["tidegate"], 1),
-        "transformers_cb_tok_s": round(rate["transformers"], 1),
-        "ratio": round(rate["tidegate"] / rate["transformers"], 2),
-        "batch1_tok_s": round(max(r["batch1"] for r in ours), 1),
-        "batch1_overhead_ms": round(min(r["overhead_ms"] for r in ours), 3),
+        "tidegate_tok_s": round(tokens / statistics.median(seconds["tidegate"]), 1),
+        "transformers_cb_tok_s": round(tokens / statistics.median(seconds["transformers"]), 1),
+        "ratio": round(statistics.median(map(truediv, seconds["transformers"], seconds["tidegate"])), 2),
+        "batch1_tok_s": round(statistics.median(r["batch1"] for r in ours), 1),
+        "batch1_overhead_ms": round(statistics.median(r["overhead_ms"] for r in ours), 3),
         "outside_model_share": round(statistics.median(r["outside"] for r in ours), 4),
         "peak_mb": round(max(r["peak_mb"] for r in ours)),
         "dtype": args.dtype,

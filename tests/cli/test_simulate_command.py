@@ -47,6 +47,32 @@ def test_policies_are_compared_in_a_table_and_in_files(tmp_path: Path) -> None:
     assert "<html" in (out / "report.html").read_text(encoding="utf-8")
 
 
+def test_a_trace_and_the_decisions_of_every_engine_change_nothing(tmp_path: Path) -> None:
+    """Each request is there from arrival to end, each step is a slice, and each admission has its reasons."""
+    workload = ("azure-conv:first=80", "--num-blocks", "400", "--replicas", "2", "--route", "round-robin", "--json")
+    plain = simulate(*workload)
+    done = simulate(*workload, "--out", str(tmp_path), "--trace", "--decisions")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == plain.stdout
+    events = json.loads((tmp_path / "joint.trace.json").read_text())
+    steps = [e for e in events if e["ph"] == "X"]
+    assert len(steps) == len(list(read_steps(tmp_path / "joint.steps.parquet")))
+    ids = {r.request_id for r in read_records(tmp_path / "joint.records.parquet")}
+    assert {e["name"] for e in events if e["ph"] == "e"} & ids == ids
+    decisions = [json.loads(line) for line in (tmp_path / "joint.decisions.jsonl").read_text().splitlines()]
+    assert {d["request_id"] for d in decisions if d["event"] == "admitted"} == ids
+    assert {d["replica"] for d in decisions} == {"0", "1"}
+    assert [d["time"] for d in decisions if d["replica"] == "1"] == sorted(
+        d["time"] for d in decisions if d["replica"] == "1"
+    )
+
+
+@pytest.mark.parametrize("option", ["--trace", "--decisions"])
+def test_what_is_written_needs_a_folder(option: str) -> None:
+    done = simulate("azure-conv:first=5", option)
+    assert (done.returncode, done.stderr) == (2, f"error: {option} writes into a folder: add --out\n")
+
+
 def test_json_is_stable_and_the_same_bytes_in_every_process() -> None:
     arguments = ("mooncake-conversation:first=40", "--replicas", "2", "--route", "random", "--seed", "3", "--json")
     done, again = simulate(*arguments, PYTHONHASHSEED="1"), simulate(*arguments, PYTHONHASHSEED="2")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -41,8 +43,9 @@ if TYPE_CHECKING:
     from tidegate.config import Config
     from tidegate.executors.sim.cost import CostModel
     from tidegate.observe.records import Record, RecordWriter
-    from tidegate.observe.steplog import StepWriter
+    from tidegate.observe.steplog import StepRow
     from tidegate.observe.summary import ClassSummary
+    from tidegate.simulate.instance import Observer, StepSink
     from tidegate.simulate.run import EngineSetup, FleetSetup, Totals
     from tidegate.simulate.workload import Workload
 
@@ -56,6 +59,56 @@ class Outcome:
     summary: dict[str, ClassSummary]
     totals: Totals
     wall_s: float
+
+
+class RunFiles(NamedTuple):
+    """What one run writes to. path: of its records; on_step: takes a row of every step."""
+
+    path: Path
+    records: RecordWriter
+    on_step: StepSink | None = None
+    observers: Sequence[Observer] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What runs write: records and steps to the folder `out`, a trace and the decisions where they are asked for."""
+
+    out: Path | None
+    trace: bool
+    decisions: bool
+
+    @contextmanager
+    def of(self, policy: str) -> Iterator[RunFiles]:
+        """The open files of a policy's run; without a folder, records go to one that is gone afterwards."""
+        from tidegate.observe.decisions import LabelledDecisions
+        from tidegate.observe.jsonlines import LineFile
+        from tidegate.observe.records import RecordWriter
+        from tidegate.observe.steplog import StepWriter
+        from tidegate.observe.trace import TraceWriter
+
+        with ExitStack() as stack:
+            if self.out is None:
+                path = Path(stack.enter_context(TemporaryDirectory(prefix="tidegate-"))) / "records.parquet"
+                yield RunFiles(path, stack.enter_context(RecordWriter(path)))
+                return
+            path = _file(self.out, policy, "records.parquet")
+            records = stack.enter_context(RecordWriter(path))
+            sinks: list[StepSink] = [stack.enter_context(StepWriter(_file(self.out, policy, "steps.parquet"))).write]
+            observers: list[Observer] = []
+            if self.trace:
+                trace = stack.enter_context(TraceWriter(_file(self.out, policy, "trace.json")))
+                sinks.append(trace.step)
+                observers.append(trace.events)
+            if self.decisions:
+                lines = stack.enter_context(closing(LineFile(_file(self.out, policy, "decisions.jsonl"))))
+                observers.append(LabelledDecisions(lines))
+            yield RunFiles(path, records, sinks[0] if len(sinks) == 1 else partial(_each, sinks), observers)
+
+
+def _each(sinks: Sequence[StepSink], row: StepRow) -> None:
+    for sink in sinks:
+        sink(row)
 
 
 def simulate(
@@ -88,6 +141,12 @@ def simulate(
     out: Annotated[
         Path | None, typer.Option(help="Write POLICY.records.parquet and POLICY.steps.parquet to this folder.")
     ] = None,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="And POLICY.trace.json: every step and request, for Perfetto.")
+    ] = False,
+    decisions: Annotated[
+        bool, typer.Option("--decisions", help="And POLICY.decisions.jsonl: why each was admitted, evicted, refused.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Simulate a workload under one policy or several, and compare how each class fares.
@@ -95,7 +154,10 @@ def simulate(
     The scheduler is the one that serves; only the clock and the accelerator are made up (docs/simulate.md).
     """
     from tidegate.cli.output import print_json
+    from tidegate.errors import InputError
 
+    if out is None and (trace or decisions):
+        raise InputError(f"{'--trace' if trace else '--decisions'} writes into a folder: add --out")
     cost = cost_model(hardware, model, tp, host_overhead)
     options = {"num_blocks": num_blocks, "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
     runs = [(name, *load_setup(name, cost, config, options)) for name in policy_names(policy)]
@@ -104,7 +166,8 @@ def simulate(
     load = load if limit is None else load.limited(limit)
     if out is not None:
         _make_folder(out)
-    outcomes = [_run(name, settings, setup, load, fleet, declared, out) for name, settings, setup in runs]
+    files = Files(out, trace, decisions)
+    outcomes = [_run(name, settings, setup, load, fleet, declared, files) for name, settings, setup in runs]
     if out is not None:
         _report(out, load, runs[0][1], outcomes)
     if as_json:
@@ -129,7 +192,7 @@ def _run(
     load: Workload,
     fleet: FleetSetup,
     declared: int | None,
-    out: Path | None,
+    files: Files,
 ) -> Outcome:
     from tidegate.cli.output import progress_bar
     from tidegate.observe.columns import Columns
@@ -138,11 +201,11 @@ def _run(
     from tidegate.simulate.run import simulate
 
     begin = perf_counter()
-    with progress_bar(f"{load.name} under {name}", load.total) as bar, _files(name, out) as (path, records, steps):
+    with progress_bar(f"{load.name} under {name}", load.total) as bar, files.of(name) as run:
 
         def keep(ended: list[Record]) -> None:
             for record in ended:
-                records.write(record)
+                run.records.write(record)
 
         def arrived(number: int) -> None:
             if bar is not None:
@@ -155,45 +218,27 @@ def _run(
             fleet=fleet,
             classes=settings.slo_classes,
             declared=declared,
-            on_step=None if steps is None else steps.write,
+            on_step=run.on_step,
+            observers=run.observers,
             on_arrival=None if bar is None else arrived,
         )
-        records.close()
-        summary = summarise_columns(Columns(read_records_table(path)))
+        run.records.close()
+        summary = summarise_columns(Columns(read_records_table(run.path)))
     return Outcome(name, setup.limits.num_blocks, summary, totals, perf_counter() - begin)
 
 
-@contextmanager
-def _files(name: str, out: Path | None) -> Iterator[tuple[Path, RecordWriter, StepWriter | None]]:
-    """Where the records and steps of a run go; without a folder, records go to one that is gone afterwards."""
-    from tempfile import TemporaryDirectory
-
-    from tidegate.observe.records import RecordWriter
-    from tidegate.observe.steplog import StepWriter
-
-    if out is None:
-        with TemporaryDirectory(prefix="tidegate-") as folder:
-            path = Path(folder) / "records.parquet"
-            with RecordWriter(path) as records:
-                yield path, records, None
-        return
-    path = _file(out, name, "records")
-    with RecordWriter(path) as records, StepWriter(_file(out, name, "steps")) as steps:
-        yield path, records, steps
-
-
 def _file(out: Path, policy: str, what: str) -> Path:
-    return out / f"{policy.replace(':', '-')}.{what}.parquet"
+    return out / f"{policy.replace(':', '-')}.{what}"
 
 
 def _report(out: Path, load: Workload, settings: Config, outcomes: list[Outcome]) -> None:
     """The comparison on a page."""
     from tidegate.observe.report import Run, write_report
 
-    runs = [
-        Run(o.policy, _file(out, o.policy, "records"), _file(out, o.policy, "steps"), pool_blocks=o.num_blocks)
-        for o in outcomes
-    ]
+    runs = []
+    for o in outcomes:
+        records, steps = (_file(out, o.policy, f"{what}.parquet") for what in ("records", "steps"))
+        runs.append(Run(o.policy, records, steps, pool_blocks=o.num_blocks))
     write_report(runs, out / "report.html", promises=settings.slo_classes, title=f"{load.name}, simulated")
 
 

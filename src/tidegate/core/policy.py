@@ -116,7 +116,10 @@ class Grouping(Protocol):
 
 @runtime_checkable
 class Lapsing(Protocol):
-    """An order whose key of a *running* request changes as it emits."""
+    """An order whose key of a *running* request changes as it emits.
+
+    An order that wraps one in its attribute `order` need not repeat it.
+    """
 
     def lapse(self, r: RequestView, ctx: PolicyContext) -> float:
         """Outputs, at least 1, after which the tier and key of the running `r` are asked for again; inf is never."""

@@ -8,12 +8,22 @@ for steady decodes, and nothing is done for the others.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from itertools import count
 from math import ceil, inf
 
 from tidegate.core.policy import Lapsing, Order, PolicyContext
 from tidegate.core.request import Request
 from tidegate.core.running import Running
+from tidegate.core.view import RequestView
+
+
+def lapse_of(order: Order) -> Callable[[RequestView, PolicyContext], float] | None:
+    """How outputs change the keys of `order` (`Lapsing.lapse`), or of the order it wraps; None if they do not."""
+    if isinstance(order, Lapsing):
+        return order.lapse
+    inner: Order | None = getattr(order, "order", None)
+    return None if inner is None else lapse_of(inner)
 
 
 class RunningKeys:
@@ -22,7 +32,7 @@ class RunningKeys:
     def __init__(self, running: Running, order: Order, ctx: PolicyContext) -> None:
         self._running = running
         self._order = order
-        self._lapse = order.lapse if isinstance(order, Lapsing) else None
+        self._lapse = lapse_of(order)
         self._ctx = ctx
         self._plans = 0
         self._serials = count()

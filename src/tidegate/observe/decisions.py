@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from tidegate.core.events import Computed, Emitted, Event
 from tidegate.core.explain import words
@@ -32,6 +33,31 @@ class DecisionLog:
         if plan.held_back_by != self._held_back_by:
             self._held_back_by = plan.held_back_by
             self._out.write({"time": plan.now, "event": "held back", "step": plan.step, "by": plan.held_back_by})
+
+
+class LabelledDecisions:
+    """Decisions of one or many engines to one file, each line with its engine's name; takes events as an observer."""
+
+    def __init__(self, out: Lines) -> None:
+        self._out = out
+        self._logs: dict[str, DecisionLog] = {}
+
+    def __call__(self, events: Sequence[Event], replica: str) -> None:
+        if replica not in self._logs:
+            self._logs[replica] = DecisionLog(Labelled(self._out, replica))
+        self._logs[replica].events(events)
+
+
+class Labelled:
+    """Lines of one engine."""
+
+    def __init__(self, out: Lines, replica: str) -> None:
+        self._out = out
+        self._replica = replica
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Append one object with the engine's name."""
+        self._out.write({**line, "replica": self._replica})
 
 
 class RecordLog:

@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 from typing import ClassVar
 
 from tidegate.core.policies.orders import refuse_wrapping
-from tidegate.core.policy import Key, Lapsing, Order, PolicyContext
+from tidegate.core.policy import Key, Order, PolicyContext
 from tidegate.core.view import RequestView
 from tidegate.errors import ConfigError
 
@@ -86,9 +85,6 @@ class CacheAware:
     def key(self, r: RequestView, ctx: PolicyContext) -> Key:
         key = self.order.key(r, ctx)
         return key._replace(score=key.score - self.beta * cached_share(r, ctx))
-
-    def lapse(self, r: RequestView, ctx: PolicyContext) -> float:
-        return self.order.lapse(r, ctx) if isinstance(self.order, Lapsing) else inf
 
 
 def cached_share(r: RequestView, ctx: PolicyContext) -> float:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 
-from tidegate.core.policy import Key, Lapsing, Order, PolicyContext
+from tidegate.core.policy import Key, Order, PolicyContext
 from tidegate.core.view import RequestView
 from tidegate.errors import ConfigError
 
@@ -80,9 +79,6 @@ class Aged:
     def key(self, r: RequestView, ctx: PolicyContext) -> Key:
         key = self.order.key(r, ctx)
         return Key(0, key.tier * self.window + key.score * self.rate + r.arrival, key.until)
-
-    def lapse(self, r: RequestView, ctx: PolicyContext) -> float:
-        return self.order.lapse(r, ctx) if isinstance(self.order, Lapsing) else inf
 
 
 def refuse_wrapping(order: object, wrapper: str) -> None:

@@ -57,10 +57,11 @@ class PagedKv:
             self.data = torch.zeros(size, dtype=shape.dtype, device=device)
         except (RuntimeError, TypeError) as error:  # no memory after all, or a size beyond 64 bits
             raise ConfigError(f"{_pool(blocks, wanted)}, which cannot be allocated: {LOWER}") from error
+        self._layers = [(layer[0], layer[1]) for layer in self.data]
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of one layer, each `[blocks, block_size, kv_heads, head_dim]`."""
-        return self.data[index, 0], self.data[index, 1]
+        return self._layers[index]
 
 
 def _pool(blocks: int, size: int) -> str:
