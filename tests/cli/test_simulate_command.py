@@ -70,7 +70,7 @@ def test_a_trace_and_the_decisions_of_every_engine_change_nothing(tmp_path: Path
 @pytest.mark.parametrize("option", ["--trace", "--decisions"])
 def test_what_is_written_needs_a_folder(option: str) -> None:
     done = simulate("azure-conv:first=5", option)
-    assert (done.returncode, done.stderr) == (2, f"error: {option} writes into a folder: add --out\n")
+    assert (done.returncode, done.stderr) == (2, f"tidegate: {option} writes into a folder: add --out\n")
 
 
 def test_json_is_stable_and_the_same_bytes_in_every_process() -> None:

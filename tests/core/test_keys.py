@@ -9,12 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.harness import Run, limits, request
+from tidegate.core.policies.cache import CacheAware
 from tidegate.core.policies.deadlines import Deadlines, EarliestDeadline, Joint, latest_start
 from tidegate.core.policies.feedback import FeedbackQueue
 from tidegate.core.policies.orders import Aged, Priority
 from tidegate.core.policy import PolicyContext
 from tidegate.core.predict import OraclePredictor, StepTime
 from tidegate.core.presets import build_policy
+from tidegate.core.rekeys import lapse_of
 from tidegate.core.request import FinishReason, Request, Status
 from tidegate.core.running import place
 from tidegate.core.scheduler import REKEYS, Scheduler
@@ -344,3 +346,17 @@ def test_a_head_whose_prefix_was_evicted_loses_its_place() -> None:
     assert head is not None
     assert head.key is not None
     assert -head.key.score == scheduler._affinity._match(head)[0] * 16
+
+
+class Souring(Priority):
+    """A user's order whose keys change with outputs."""
+
+    def lapse(self, r: Request, ctx: PolicyContext) -> float:
+        return 5.0
+
+
+def test_a_wrapper_lapses_as_the_order_within_does() -> None:
+    souring = Souring()
+    assert lapse_of(souring) == souring.lapse
+    assert lapse_of(Aged(CacheAware(souring))) == souring.lapse
+    assert lapse_of(Aged(Priority())) is None
