@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tidegate.executors.torch.kernels import decode_kernel
+from tidegate.executors.torch.kernels import as_array, decode_kernel
 from tidegate.executors.torch.kvcache import PagedKv
 
 NAME = "tidegate_paged"
@@ -127,14 +127,11 @@ def decode_numba(
     softcap: float,
 ) -> torch.Tensor:
     """Decode attention by the CPU kernel: q `[S, heads, D]` -> `[S, heads, D]`; see `kernels.decode_kernel`."""
-    bits16 = q.dtype == torch.bfloat16
-    kernel = decode_kernel(q.shape[2], q.shape[1] // keys.shape[2], bits16)
-    out = torch.empty(q.shape, dtype=torch.float32)
-    if bits16:
-        q, keys, values = (x.view(torch.uint16) for x in (q, keys, values))
-    arrays = (out.numpy(), q.numpy(), keys.numpy(), values.numpy(), tables, positions, slots)
+    kernel = decode_kernel(q.shape[2], q.shape[1] // keys.shape[2], q.dtype == torch.bfloat16)
+    out = torch.empty_like(q)
+    arrays = (as_array(out), as_array(q), as_array(keys), as_array(values), tables, positions, slots)
     kernel(*arrays, np.float32(scaling), window, np.float32(softcap))
-    return out.to(torch.bfloat16) if bits16 else out
+    return out
 
 
 def decode_torch(

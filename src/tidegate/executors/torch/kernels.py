@@ -1,6 +1,6 @@
 """The decode kernel for CPUs: one new token per sequence, attending to its paged context.
 
-A query group reads each key and value once. bfloat16 arrives as its bits (uint16), is widened in
+A query group reads each key and value once. bfloat16 comes and goes as its bits (uint16), is widened in
 registers, and sums are float32 throughout.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 # Torch comes first and brings its own copy of GNU's OpenMP; numba then takes the system's. Loaded the other way round
 # both share the system's copy and one pool, and change its size at every turn: a float32 prefill took five times
 # as long.
-import torch  # noqa: F401
+import torch
 from numba import njit, prange
 
 from tidegate.executors.torch.simd import primitives
@@ -68,6 +68,11 @@ def exp(x):  # type: ignore[no-untyped-def]
     return p * scale.view(np.float32)
 
 
+def as_array(x: torch.Tensor) -> np.ndarray:
+    """A contiguous CPU tensor as the array that the kernels take."""
+    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
+
+
 @njit(fastmath=True, nogil=True, error_model="numpy")
 def _softmax(row, softcap):  # type: ignore[no-untyped-def]
     """Scores to weights in place; `softcap` 0 is none."""
@@ -91,14 +96,14 @@ def decode_kernel(head_dim: int, group: int, bits16: bool) -> Callable[..., None
     """The kernel for one head size, query heads a KV head, and KV format, compiled at its first call (some seconds).
 
     Called as `kernel(out, q, keys, values, tables, positions, slots, scaling, window, softcap)` with
-    out, q:       `[S, heads, head_dim]`, float32 (out) and the KV dtype (q)
+    out, q:       `[S, heads, head_dim]`
     keys, values: `[blocks, block_size, kv_heads, head_dim]` of one layer, the new token already written
     tables:       `[slots, width]` int32 block ids; positions: `[slots]` int64, KV position of the new token
     slots:        `[S]` int64
     window:       keys seen by a query at most, itself included (0 = all); softcap: 0 = none
     """
     scores_of, add_weighted, prefetch = primitives(head_dim, group, bits16)
-    load = widen if bits16 else same
+    load, store = (widen, narrow) if bits16 else (same, same)
     item = 2 if bits16 else 4
     row_bytes, float_bytes = head_dim * item, head_dim * 4
 
@@ -144,7 +149,7 @@ def decode_kernel(head_dim: int, group: int, bits16: bool) -> Callable[..., None
                 add_weighted(acc_row, weights, n * 4, at + h * row_bytes, stride, high - low)
         for r in range(rows):
             for d in range(head_dim):
-                out[first * group + r, d] = acc[r, d]
+                out[first * group + r, d] = store(acc[r, d])
 
     @njit(parallel=True, fastmath=True, nogil=True, error_model="numpy")
     def kernel(out, q, keys, values, tables, positions, slots, scaling, window, softcap):  # type: ignore[no-untyped-def]

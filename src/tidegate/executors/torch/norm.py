@@ -10,7 +10,7 @@ import torch
 from numba import njit, prange
 from torch import nn
 
-from tidegate.executors.torch.kernels import narrow, rounded, same, widen
+from tidegate.executors.torch.kernels import as_array, narrow, rounded, same, widen
 
 ONE_THREAD_VALUES = 1 << 14
 """Up to this many values one thread is done before another would have started."""
@@ -115,8 +115,3 @@ def _one_pass(module: nn.Module) -> OnePassNorm | None:
     with torch.inference_mode():
         theirs, one_pass = module(trial).float(), ours(trial).float()
     return ours if torch.allclose(theirs, one_pass, rtol=TOLERANCE[weight.dtype], atol=1e-6) else None
-
-
-def as_array(x: torch.Tensor) -> np.ndarray:
-    """A contiguous CPU tensor as the array that the kernels take."""
-    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()

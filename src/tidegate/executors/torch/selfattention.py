@@ -19,10 +19,10 @@ from transformers.modeling_utils import PreTrainedModel
 
 from tidegate.executors.torch import attention
 from tidegate.executors.torch.attention import ChunkSpan, StepBatch
-from tidegate.executors.torch.kernels import narrow, rounded, same, widen
+from tidegate.executors.torch.kernels import as_array, narrow, rounded, same, widen
 from tidegate.executors.torch.kvcache import KvShape, PagedKv
 from tidegate.executors.torch.linear import FusedFirst
-from tidegate.executors.torch.norm import ONE_THREAD_VALUES, TOLERANCE, as_array
+from tidegate.executors.torch.norm import ONE_THREAD_VALUES, TOLERANCE
 
 TRIAL = "tidegate_trial"
 TRIAL_ROWS = 6
