@@ -28,7 +28,7 @@ serve: install
 	    $(if $(PORT),--port "$(PORT)") $(if $(CONFIG),--config "$(CONFIG)") $(ARGS)
 
 model: install
-	@$(BIN)/tidegate models --fetch smollm2-135m
+	@$(BIN)/tidegate models --fetch smollm2-135m --verify
 
 lint: install
 	$(BIN)/ruff check .

@@ -489,9 +489,20 @@ def _check_references(config: Config) -> None:
         for name in names:
             if name not in config.classes:
                 raise ConfigError(f"{where}: unknown class {name!r}{_nearest(name, config.classes)}")
+    _check_files(config.observe)
     keys = [k.key for k in config.server.api_keys]
     if len(set(keys)) < len(keys):
         raise ConfigError("server.api_keys: the same key stands there twice")
+
+
+def _check_files(observe: ObserveConfig) -> None:
+    """Every file has one writer."""
+    told: dict[str, str] = {}
+    for option in ("decisions", "records", "steps"):
+        path = getattr(observe, option)
+        if path is not None and path in told:
+            raise ConfigError(f"observe.{told[path]} and observe.{option} both write {path}; name two files")
+        told[path] = option
 
 
 def _check_pools(s: SchedulerConfig) -> None:

@@ -95,6 +95,7 @@ def test_version() -> None:
         (("replay", "azure-conv", "--rate-scale", "0"), "a rate scale must be above 0, not 0"),
         (("replay", "azure-conv", "--token-ids", "9", "9"), "--token-ids 9 9: LOW must be"),
         (("replay", "azure-conv", "--timeout", "0"), "--timeout must be above 0, not 0"),
+        (("scenario", "none.yaml", "--policy", ""), "--policy names no policy"),
         (("config", "show", "--config", "none.toml"), "cannot read none.toml: No such file or directory"),
     ],
 )

@@ -67,6 +67,12 @@ def test_a_config_is_frozen_and_its_source_untouched() -> None:
         ({"scheduler": {"max_num_seqs": True}}, "scheduler.max_num_seqs must be a valid integer, not True"),
         ({"scheduler": {"max_num_seqs": 4096}}, "scheduler.max_num_batched_tokens (2048) must be at least max_num"),
         ({"scheduler": {"prefix_caching": 1}}, "scheduler.prefix_caching must be a valid boolean, not 1"),
+        ({"policy": {"joint": {"w_cache": float("inf")}}}, "policy.joint: w_cache must be a finite number, not inf"),
+        (
+            {"policy": {"fair": {"weights": {"a": float("nan")}}}},
+            "policy.fair: weights must be a finite number, not nan",
+        ),
+        ({"observe": {"decisions": "a", "steps": "a"}}, "observe.decisions and observe.steps both write a; name two"),
         ({"scheduler": {"headroom": "some"}}, "scheduler.headroom must be one of none, watermark, quantile, declared"),
         ({"scheduler": {"headroom_quantile": 0.5}}, "scheduler.headroom_quantile does nothing with headroom"),
         ({"classes": {"batch": {"queue_ttl": 0}}}, "classes.batch.queue_ttl must be greater than 0, not 0"),

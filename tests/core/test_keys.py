@@ -21,6 +21,7 @@ from tidegate.core.request import FinishReason, Request, Status
 from tidegate.core.running import place
 from tidegate.core.scheduler import REKEYS, Scheduler
 from tidegate.core.slo import NO_SLO, Slo
+from tidegate.errors import ConfigError
 
 CTX = PolicyContext(OraclePredictor(), StepTime(prefill_token=0.01, decode=0.1))
 
@@ -360,3 +361,22 @@ def test_a_wrapper_lapses_as_the_order_within_does() -> None:
     assert lapse_of(souring) == souring.lapse
     assert lapse_of(Aged(CacheAware(souring))) == souring.lapse
     assert lapse_of(Aged(Priority())) is None
+
+
+@pytest.mark.parametrize("number", [inf, float("nan"), -1.0])
+def test_a_wrapper_takes_only_numbers_that_order(number: float) -> None:
+    with pytest.raises(ConfigError, match="window of ageing"):
+        Aged(Priority(), number)
+    with pytest.raises(ConfigError, match="rate of ageing"):
+        Aged(Priority(), 1.0, number)
+    with pytest.raises(ConfigError, match="bonus for a cached prompt"):
+        CacheAware(Priority(), number)
+
+
+@pytest.mark.parametrize(
+    ("policy", "option"), [("joint", "w_cache"), ("priority", "aging_window"), ("mlfq", "promote")]
+)
+def test_an_infinite_parameter_is_refused(policy: str, option: str) -> None:
+    """0 * inf is no number, and a queue cannot hold a place by it."""
+    with pytest.raises(ConfigError, match=f"{option} must be a finite number"):
+        build_policy(policy, {option: inf})

@@ -41,6 +41,8 @@ def scenario(
     from tidegate.errors import InputError
     from tidegate.simulate.scenario import parse, parse_override
 
+    if policy == "":
+        raise InputError("--policy names no policy")
     if trace is not None and len(files) > 1:
         raise InputError(f"--trace writes one scenario to one file; name one of the {len(files)} files")
     changes = dict(parse_override(text) for text in overrides or ())

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import partial
+from math import isfinite
 from typing import Any, get_type_hints
 
 from tidegate.core.policies.adaptive import AdaptiveBudget
@@ -198,6 +199,7 @@ def compose(name: str, preset: Preset, params: Mapping[str, Any] | None = None) 
             close = get_close_matches(option, known, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
             raise ConfigError(f"policy {name} has no parameter {option!r}; {hint}")
+    _check_finite(given)
     own = {f: given.pop(f) for f in _order_fields(preset) if f in given}
     if own.get("aging_window", 0) is None:  # not said: the order's own default
         del own["aging_window"]
@@ -252,6 +254,15 @@ def _required(preset: Preset) -> set[str]:
     """Parameters of the policy's order that somebody has to give."""
     own = fields(preset.order)  # type: ignore[arg-type]
     return {f.name for f in own if f.default is MISSING and f.default_factory is MISSING}
+
+
+def _check_finite(given: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a number that is infinite or none: a key made with it has no place in an order."""
+    for option, value in given.items():
+        numbers = value.values() if isinstance(value, Mapping) else (value,)
+        for number in numbers:
+            if isinstance(number, float) and not isfinite(number):
+                raise ConfigError(f"{option} must be a finite number, not {number}")
 
 
 def _check(c: Composition) -> None:

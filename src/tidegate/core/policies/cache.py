@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
 from tidegate.core.policies.orders import refuse_wrapping
@@ -78,6 +79,8 @@ class CacheAware:
 
     def __post_init__(self) -> None:
         refuse_wrapping(self.order, "a cache bonus in seconds")
+        if not 0 <= self.beta < inf:
+            raise ConfigError(f"the bonus for a cached prompt must be at least 0 and finite, not {self.beta}")
 
     def tier(self, r: RequestView, ctx: PolicyContext) -> int:
         return self.order.tier(r, ctx)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from tidegate.core.policy import Key, Order, PolicyContext
 from tidegate.core.view import RequestView
@@ -72,6 +73,10 @@ class Aged:
 
     def __post_init__(self) -> None:
         refuse_wrapping(self.order, "ageing")
+        if not 0 < self.window < inf:
+            raise ConfigError(f"the window of ageing must be above 0 and finite, not {self.window}")
+        if not 0 <= self.rate < inf:
+            raise ConfigError(f"the rate of ageing must be at least 0 and finite, not {self.rate}")
 
     def tier(self, r: RequestView, ctx: PolicyContext) -> int:
         return self.order.tier(r, ctx)
