@@ -1,6 +1,8 @@
 """Scenarios of the group "Cancellation"."""
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 
 @pytest.mark.expects("S49", 0)
@@ -40,7 +42,8 @@ def test_s49_in_every_state(play, cancel, extra, state):
     assert run["B"].outputs == 20
 
 
-@pytest.mark.parametrize("cancel", [0, 1, 2, 17, 190])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cancel=st.integers(0, 190))
 def test_s49_as_a_kind(play, cancel):
     """Whenever the client goes, its blocks and seat are another's in the next step."""
     run = play("S49", set={"A.cancel": cancel, "A.x": 3, "cfg.max_seqs": 3, "cfg.kv": 96, "cfg.budget": 1024})
@@ -67,10 +70,11 @@ def test_s50_the_next_one_starts(play):
     assert play("S50")["C"].admitted_step in (60, 61)
 
 
-@pytest.mark.parametrize("cancelled", [1, 5, 40])
-def test_s50_as_a_kind(play, cancelled):
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cancelled=st.integers(1, 40), outputs=st.integers(30, 90), size=st.sampled_from([8, 16, 32]))
+def test_s50_as_a_kind(play, cancelled, outputs, size):
     """Any number of queued requests may go; nobody else notices."""
-    run = play("S50", set={"B.x": cancelled})
+    run = play("S50", set={"B.x": cancelled, "A.o": outputs, "cfg.block": size})
     assert all(fate.outputs == 0 for fate in run.family("B").values())
-    assert run["A"].finish_step == 59
+    assert run["A"].finish_step == outputs - 1
     assert run["C"].outputs == 10

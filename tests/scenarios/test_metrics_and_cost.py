@@ -3,10 +3,13 @@
 import sys
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tidegate.core.events import Finished, Restored
+from tidegate.core.events import Emitted, Finished, Restored
 from tidegate.core.limits import Limits
 from tidegate.core.policy import Key
 from tidegate.core.presets import build_policy
@@ -110,20 +113,26 @@ def test_s57_recomputed_tokens_are_reported(trace, ended):
     assert restored.recompute == 78
 
 
-def test_s57_as_a_kind():
-    """Each restoration adds to the wait apart, and nothing of it to the queue time."""
+@settings(max_examples=40, deadline=None)
+@given(starts=st.lists(st.integers(1, 60), min_size=1, max_size=5, unique=True), length=st.integers(1, 6))
+def test_s57_as_a_kind(starts, length):
+    """Each time away adds to the preempted wait, and nothing of it to the queue time; gaps are what the client saw."""
     engine = Engine(num_blocks=64, max_num_seqs=1, prefix_caching=False)
-    engine.add("V", 0, prompt=10, outputs=20, priority=5)
-    events = []
-    for time in range(60):
-        if time in (5, 12, 20):
-            engine.add(f"U{time}", time, prompt=10, outputs=4, priority=0)
-        events += engine.step(time, time + 1)
+    engine.add("V", 0, prompt=10, outputs=70, priority=5)
+    events, seen = [], []
+    for time in range(200):
+        if time in starts:
+            engine.add(f"U{time}", time, prompt=10, outputs=length, priority=0)
+        told = engine.step(time, time + 1)
+        seen += [time + 1 for e in told if isinstance(e, Emitted) and any(r.id == "V" for r in e.requests)]
+        events += told
     (ended,) = (event for event in events if isinstance(event, Finished) and event.request.id == "V")
-    assert ended.request.preemptions == 3
-    assert ended.timing.preempted == 3 * 4
+    gaps = [later - earlier for earlier, later in pairwise(seen)]
+    assert len(seen) == 70
+    assert ended.timing.max_gap == max(gaps)
+    assert ended.timing.preempted == sum(gap - 1 for gap in gaps)
     assert ended.timing.queued == 0
-    assert ended.timing.max_gap == 5
+    assert ended.request.preemptions == sum(gap > 1 for gap in gaps)
 
 
 class Compared(float):

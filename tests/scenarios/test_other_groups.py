@@ -3,6 +3,8 @@
 from functools import partial
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tidegate.executors.scripted import Script, ScriptedExecutor
 
@@ -79,7 +81,8 @@ def test_s35_catches_a_replay(play):
         test_s35_every_index_once_and_in_order(partial(play, executor=Replaying))
 
 
-@pytest.mark.parametrize(("pool", "count", "outputs"), [(20, 2, 100), (30, 4, 150), (40, 6, 90)])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(pool=st.integers(20, 40), count=st.integers(2, 6), outputs=st.integers(90, 150))
 def test_s35_as_a_kind(play, pool, count, outputs):
     run = play("S35", set={"cfg.kv": pool, "cfg.max_seqs": 8, "A.x": count, "A.o": outputs, "B.o": outputs})
     assert all(stream == list(range(outputs)) for stream in run.outcome.streams.values())
