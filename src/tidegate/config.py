@@ -545,7 +545,8 @@ def _check_policies(config: Config) -> None:
             try:
                 TypeAdapter(known[option], config=ConfigDict(strict=True)).validate_python(value)
             except ValidationError as e:
-                raise ConfigError(f"{where}{_sentence(e)}") from e
+                told = _sentence(e)  # begins with a space, or with the path to an entry of the option
+                raise ConfigError(f"{where}{told if told.startswith(' ') else '.' + told}") from e
         config._build_policy(name)
     unknown = config.scheduler.policy
     if not is_own(unknown) and unknown not in PRESETS:
@@ -575,6 +576,7 @@ def _sentence(error: ValidationError) -> str:
         first["msg"]
         .removeprefix("Value error, ")
         .replace("Input should be", "must be")
+        .replace("String should have at least 1 character", "must not be empty")
         .replace("a valid tuple", "a list")
     )
     shown = "" if first["type"] == "value_error" else f", not {first['input']!r}"

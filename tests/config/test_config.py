@@ -67,6 +67,8 @@ def test_a_config_is_frozen_and_its_source_untouched() -> None:
         ({"scheduler": {"max_num_seqs": True}}, "scheduler.max_num_seqs must be a valid integer, not True"),
         ({"scheduler": {"max_num_seqs": 4096}}, "scheduler.max_num_batched_tokens (2048) must be at least max_num"),
         ({"scheduler": {"prefix_caching": 1}}, "scheduler.prefix_caching must be a valid boolean, not 1"),
+        ({"scheduler": {"policy": ""}}, "scheduler.policy must not be empty"),
+        ({"policy": {"fair": {"weights": {"a": "x"}}}}, "policy.fair.weights.a must be a valid number"),
         ({"policy": {"joint": {"w_cache": float("inf")}}}, "policy.joint: w_cache must be a finite number, not inf"),
         (
             {"policy": {"fair": {"weights": {"a": float("nan")}}}},

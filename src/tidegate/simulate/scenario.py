@@ -222,7 +222,7 @@ def _families(raw: Sequence[Any]) -> list[Mapping[str, Any]]:
     seen: set[str] = set()
     for family in raw:
         if not isinstance(family, dict) or "id" not in family:
-            raise InputError(f"each of `reqs` is a mapping with an id, not {family!r}")
+            raise InputError(f"each of `reqs` must be a mapping with an id, not {family!r}")
         name = str(family["id"])
         _check_keys(family, REQUEST_KEYS, f"{name}: request key")
         if name in seen or name == "cfg":
@@ -372,7 +372,7 @@ def _prefix(family: Mapping[str, Any]) -> tuple[str | None, int]:
     if isinstance(hit, str):
         prefix, equals, tokens = hit.partition("=")
         if not equals or not tokens.strip().isdigit():
-            raise InputError(f"{name}.hit is a number of tokens or NAME=TOKENS, not {hit!r}")
+            raise InputError(f"{name}.hit must be a number of tokens or NAME=TOKENS, not {hit!r}")
         name, hit = prefix.strip(), int(tokens)
     elif "hit" in family:
         hit = _whole(family, "hit", least=0, where=name)
@@ -427,7 +427,7 @@ def _blocked_until(family: Mapping[str, Any], config: ScenarioConfig, name: str)
     if value == "never":
         return math.inf
     if value and config.step_ms is not None:
-        raise InputError(f"{name}.blocked_until is a step; with cfg.step_ms steps have no time known in advance")
+        raise InputError(f"{name}.blocked_until must be a step; with cfg.step_ms steps have no time known in advance")
     return float(_whole(family, "blocked_until", default=0, least=0, where=name))
 
 
@@ -463,9 +463,9 @@ def _whole(
     if value is None:
         raise InputError(f"{where}.{key} is missing")
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{where}.{key} is a whole number, not {value!r}")
+        raise InputError(f"{where}.{key} must be a whole number, not {value!r}")
     if least is not None and value < least:
-        raise InputError(f"{where}.{key} is at least {least}, not {value}")
+        raise InputError(f"{where}.{key} must be at least {least}, not {value}")
     return value
 
 
@@ -475,7 +475,7 @@ def _maybe_whole(raw: Mapping[str, Any], key: str, *, where: str, least: int) ->
 
 def _number(value: object, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError(f"{where} is a number, not {value!r}")
+        raise InputError(f"{where} must be a number, not {value!r}")
     return float(value)
 
 
@@ -496,5 +496,5 @@ def _one_of(raw: Mapping[str, Any], key: str, known: Sequence[str], default: str
 def _mapping(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     value = raw.get(key) or {}
     if not isinstance(value, dict):
-        raise InputError(f"{key} is a mapping, not {value!r}")
+        raise InputError(f"{key} must be a mapping, not {value!r}")
     return value
