@@ -90,8 +90,8 @@ def test_fused_and_prepacked_projections_change_nothing() -> None:
     for loaded in (packed, own):
         layer = loaded.model.model.layers[0]
         x = torch.linspace(-1, 1, 5 * 64).reshape(1, 5, 64)
-        own = getattr(layer.self_attn, "own", layer.self_attn)
-        parts = [getattr(own, name)(x) for name in ("q_proj", "k_proj", "v_proj")]
-        parts += [layer.mlp.gate_proj(x), layer.mlp.up_proj(x), loaded.model.lm_head(x)]
+        attention = getattr(layer.self_attn, "own", layer.self_attn)
+        parts = [getattr(attention, name)(x) for name in ("q_proj", "k_proj", "v_proj")]
+        parts += [layer.mlp(x), loaded.model.lm_head(x)]
         logits.append(torch.cat(parts, dim=-1))
     torch.testing.assert_close(logits[0], logits[1], atol=2e-6, rtol=1e-5)

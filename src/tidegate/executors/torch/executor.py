@@ -13,7 +13,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from tidegate.core.plan import StepPlan, StepResult
 from tidegate.errors import ConfigError
-from tidegate.executors.torch import attention, norm, selfattention
+from tidegate.executors.torch import attention, feedforward, norm, selfattention
 from tidegate.executors.torch.grammar import GrammarCompiler
 from tidegate.executors.torch.hardware import available_cores, one_thread
 from tidegate.executors.torch.kvcache import KvShape, PagedKv
@@ -121,8 +121,8 @@ class TorchExecutor:
     def _compile_kernels(self) -> None:
         """Compile now rather than within somebody's first token."""
         loaded = self._loaded
-        norm.warm_up(loaded.dtype)
-        selfattention.warm_up(loaded.dtype)
+        for kernels in (feedforward, norm, selfattention):
+            kernels.warm_up(loaded.dtype)
         heads = loaded.model.config.num_attention_heads
         q = torch.zeros((1, heads, loaded.head_dim), dtype=loaded.dtype)
         keys, values = self._slots.kv.layer(0)

@@ -24,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from tidegate.errors import ConfigError, InputError, UnsupportedModel
 from tidegate.executors.torch import attention
+from tidegate.executors.torch.feedforward import exchange_feed_forward
 from tidegate.executors.torch.hardware import native_dtype, one_thread, read_cpu_info
 from tidegate.executors.torch.kvcache import KvShape
 from tidegate.executors.torch.linear import can_prepack, fuse_projections, prepack_projections
@@ -112,6 +113,7 @@ def prepare_model(
         with one_thread():
             fuse_projections(model)
             exchange_self_attention(model, KvShape(config.num_hidden_layers, kv_heads, head_dim, 16, model.dtype))
+            exchange_feed_forward(model)
             exchange_norms(model)
             if can_prepack(model.dtype, model.device):
                 prepack_projections(model)
