@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.harness import Run, limits, request
 from tidegate.core.plan import StepPlan, StepResult
-from tidegate.core.policies.cache import CacheAware
-from tidegate.core.policies.feedback import FeedbackQueue
 from tidegate.core.policies.orders import Aged, Fcfs, Priority, ShortestJob
 from tidegate.core.policy import PolicyContext
 from tidegate.core.predict import OraclePredictor, StepTime
@@ -74,70 +69,6 @@ def test_bounded_overtaking(window: int, tier: int, start: int, outputs: int, de
         for join in plan.joined:
             if join.request_id.startswith("h"):
                 assert int(join.request_id[1:]) <= start + tier * window
-
-
-def last_passer(run: Run, low: Request, start: int, rival: Callable[[int], Request], steps: int) -> int:
-    """Send `low` at step `start` and a rival in every step; the last rival to start before it."""
-    last = 0
-    for step in range(steps):
-        if step == start:
-            run.add(low)
-        run.add(rival(step))
-        for join in run.step().joined:
-            if join.request_id == low.id:
-                return last
-            last = max(last, int(join.request_id[1:]))
-    raise AssertionError(f"{low.id} did not start within {steps} steps")
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    name=st.sampled_from(["mlfq", "fastserve"]),
-    window=st.integers(1, 12),
-    prompt=st.integers(17, 200),
-    start=st.integers(0, 10),
-    depth=st.sampled_from([1, 2]),
-)
-def test_bounded_overtaking_of_aged_levels(name: str, window: int, prompt: int, start: int, depth: int) -> None:
-    """A level is worth a window: rivals of the top level pass for as many windows as `low` is levels lower."""
-    params = {"quantum": 16, "promote": 1e9, "backfill": False}
-    low = request("low", prompt, 2)
-    level = FeedbackQueue(quantum=16).level(low)[0]
-    run = Run.of(
-        build_policy(name, {**params, "aging_window": float(window)}), limits(num_blocks=400, max_num_seqs=2), depth
-    )
-    steps = 4 * (start + level * window) + 60
-    assert last_passer(run, low, start, lambda step: request(f"h{step}", 16, 2), steps) <= start + level * window
-
-
-@settings(max_examples=30, deadline=None)
-@given(rate=st.integers(1, 3), outputs=st.integers(3, 12), start=st.integers(0, 10), depth=st.sampled_from([1, 2]))
-def test_bounded_overtaking_of_aged_scores(rate: int, outputs: int, start: int, depth: int) -> None:
-    """A second of service is worth `rate` seconds: rivals of one output each pass a longer request for that long."""
-    ctx = PolicyContext(OraclePredictor(), StepTime(prefill_token=0.0, decode=1.0))
-    policy = build_policy("sjf", {"aging_window": 60.0, "aging_rate": float(rate), "backfill": False})
-    run = Run(Scheduler(policy, limits(num_blocks=400, max_num_seqs=1), ctx), depth)
-    ahead = rate * (outputs - 1)
-    steps = 4 * (start + ahead) + 60
-    assert (
-        last_passer(run, request("low", 16, outputs), start, lambda n: request(f"h{n}", 16, 1), steps) <= start + ahead
-    )
-
-
-@settings(max_examples=30, deadline=None)
-@given(window=st.integers(1, 10), beta=st.integers(0, 6), start=st.integers(0, 10), depth=st.sampled_from([1, 2]))
-def test_bounded_overtaking_of_an_aged_cache_bonus(window: int, beta: int, start: int, depth: int) -> None:
-    """Rivals of a better class, whose prompt is cached, pass for a window and the bonus."""
-    order = Aged(CacheAware(Priority(), float(beta)), float(window))
-    policy = replace(build_policy("priority", {"backfill": False}), order=order)
-    run = Run.of(policy, limits(num_blocks=400, max_num_seqs=1), depth)
-    low = Request("low", token_ids=range(1000, 1033), max_tokens=1, priority=1)
-
-    def rival(step: int) -> Request:
-        return Request(f"h{step}", token_ids=range(33), max_tokens=1)
-
-    ahead = window + beta
-    assert last_passer(run, low, start, rival, 4 * (start + ahead) + 60) <= start + ahead
 
 
 def test_without_ageing_the_same_adversary_starves_it() -> None:

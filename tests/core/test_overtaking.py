@@ -5,14 +5,17 @@ Each policy documents a window (docs/policies.md): nobody who arrives later than
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.harness import Run, limits, request
 from tidegate.core.policies.cache import CacheAware
+from tidegate.core.policies.feedback import FeedbackQueue
 from tidegate.core.policies.orders import Aged, Priority
-from tidegate.core.policy import PolicyContext
+from tidegate.core.policy import Order, PolicyContext
 from tidegate.core.predict import OraclePredictor, StepTime
 from tidegate.core.presets import build_policy
 from tidegate.core.request import Request
@@ -24,10 +27,21 @@ LOST = st.sampled_from([NO_SLO, Slo(ttft=0.01), Slo(ttft=3.0), Slo(e2e=4.0)])
 
 
 def arrivals_before(
-    policy: str, params: dict[str, object], low: Request, draw_next, start: int, ahead: int, depth: int
+    policy: str,
+    params: dict[str, object],
+    low: Request,
+    draw_next,
+    start: int,
+    ahead: int,
+    depth: int,
+    order: Order | None = None,
 ):
-    """Arrival steps of those who started before `low`, which arrives at `start`; `ahead` bounds the run."""
+    """Arrival steps of those who started before `low`, which arrives at `start`; `ahead` bounds the run.
+
+    order: in place of the policy's own
+    """
     built = build_policy(policy, {**params, "backfill": False})
+    built = built if order is None else replace(built, order=order)
     context = PolicyContext(OraclePredictor(), StepTime(0.01, 1.0))
     run = Run(Scheduler(built, limits(num_blocks=400, max_num_seqs=2), context), depth)
     passed: list[int] = []
@@ -100,6 +114,51 @@ def test_prefix(data: st.DataObject, weighs: tuple[str, str], depth: int) -> Non
     passed = arrivals_before(name, params, request("low", 64, 2), adversary, 12, 40, depth)
     assert sum(step >= 12 for step in passed) <= 8 + 1  # the one that arrives in the same step comes after it
     assert max(passed, default=0) <= 12 + 8
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    name=st.sampled_from(["mlfq", "fastserve"]),
+    window=st.integers(1, 12),
+    prompt=st.integers(17, 200),
+    depth=st.sampled_from([1, 2]),
+)
+def test_aged_levels(name: str, window: int, prompt: int, depth: int) -> None:
+    """A level is worth a window: rivals of the top level pass for as many windows as `low` is levels lower."""
+    low = request("low", prompt, 2)
+    ahead = FeedbackQueue(quantum=16).level(low)[0] * window
+    params: dict[str, object] = {"quantum": 16, "promote": 1e9, "aging_window": float(window)}
+    passed = arrivals_before(name, params, low, lambda step: request(f"h{step}", 16, 2), 3, ahead + 8, depth)
+    assert max(passed, default=0) <= 3 + ahead
+
+
+@settings(max_examples=30, deadline=None)
+@given(rate=st.integers(1, 3), outputs=st.integers(3, 12), depth=st.sampled_from([1, 2]))
+def test_aged_scores(rate: int, outputs: int, depth: int) -> None:
+    """A second of service is worth `rate` seconds, of which an output takes one here."""
+    params: dict[str, object] = {"aging_window": 60.0, "aging_rate": float(rate)}
+    low, ahead = request("low", 16, outputs), rate * (outputs - 2)
+    passed = arrivals_before("sjf", params, low, lambda step: request(f"h{step}", 16, 2), 3, ahead + 8, depth)
+    assert max(passed, default=0) <= 3 + ahead
+
+
+@settings(max_examples=30, deadline=None)
+@given(window=st.integers(1, 10), beta=st.integers(0, 6), depth=st.sampled_from([1, 2]))
+def test_an_aged_cache_bonus(window: int, beta: int, depth: int) -> None:
+    """Rivals of a better class, whose prompt is cached, pass for a window and the bonus."""
+    order = Aged(CacheAware(Priority(), float(beta)), float(window))
+    low, ahead = Request("low", token_ids=range(1000, 1033), max_tokens=2, priority=1), window + beta
+    passed = arrivals_before(
+        "priority",
+        {},
+        low,
+        lambda step: Request(f"h{step}", token_ids=range(33), max_tokens=2),
+        3,
+        ahead + 8,
+        depth,
+        order,
+    )
+    assert max(passed, default=0) <= 3 + ahead
 
 
 def test_each_without_its_bound_starves() -> None:

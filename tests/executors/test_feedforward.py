@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.executors.reference import tiny_pair
 from tidegate.executors.torch.feedforward import OnePassFeedForward, gate_kernels
 from tidegate.executors.torch.kernels import as_array
-from tidegate.executors.torch.norm import TOLERANCE
+from tidegate.executors.torch.onepass import TOLERANCE
 
 
 @given(

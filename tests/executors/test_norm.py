@@ -10,7 +10,8 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tests.executors.reference import tiny_pair
-from tidegate.executors.torch.norm import ONE_THREAD_VALUES, TOLERANCE, OnePassNorm, exchange_norms
+from tidegate.executors.torch.norm import OnePassNorm, exchange_norms
+from tidegate.executors.torch.onepass import ONE_THREAD_VALUES, TOLERANCE
 
 
 class ShiftedNorm(nn.Module):

@@ -14,7 +14,7 @@ from tidegate.executors.torch.attention import ChunkSpan, StepBatch
 from tidegate.executors.torch.kvcache import KvShape, PagedKv
 from tidegate.executors.torch.linear import PackedLinear
 from tidegate.executors.torch.model import LoadedModel
-from tidegate.executors.torch.norm import TOLERANCE
+from tidegate.executors.torch.onepass import TOLERANCE
 from tidegate.executors.torch.selfattention import Asked, OnePassSelfAttention
 
 

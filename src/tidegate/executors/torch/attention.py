@@ -63,6 +63,31 @@ class StepBatch:
     chunks: list[ChunkSpan]
     numba: bool
 
+    def attend(
+        self,
+        rows: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        scaling: float,
+        window: int,
+        softcap: float,
+    ) -> torch.Tensor:
+        """Attention of the step's queries `[T, heads, D]` over a layer's KV, which holds the step's own -> the same.
+
+        window: keys a query sees at most, itself included; softcap: as the model has it; 0 is none.
+        """
+        decodes = len(self.slots)
+        parts = []
+        if decodes:
+            decode = decode_numba if self.numba else decode_torch
+            where = (self.tables, self.positions, self.slots)
+            parts.append(decode(rows[:decodes].contiguous(), keys, values, *where, scaling, window, softcap))
+        parts += [
+            _attend_chunk(rows[c.row : c.row + c.length], keys, values, c, scaling, window, softcap)
+            for c in self.chunks
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
 
 def paged_attention(
     module: nn.Module,
@@ -87,32 +112,7 @@ def paged_attention(
     keys.view(flat).index_copy_(0, paged.kv_rows, key[0].transpose(0, 1))
     values.view(flat).index_copy_(0, paged.kv_rows, value[0].transpose(0, 1))
     rows = query[0].transpose(0, 1)
-    return attend(paged, rows, keys, values, scaling, sliding_window or 0, softcap or 0.0)[None], None
-
-
-def attend(
-    paged: StepBatch,
-    rows: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    scaling: float,
-    window: int,
-    softcap: float,
-) -> torch.Tensor:
-    """Attention of the step's queries `[T, heads, D]` over the layer's KV, which holds the step's own rows -> the same.
-
-    window: keys a query sees at most, itself included; softcap: as the model has it; 0 is none.
-    """
-    decodes = len(paged.slots)
-    parts = []
-    if decodes:
-        decode = decode_numba if paged.numba else decode_torch
-        where = (paged.tables, paged.positions, paged.slots)
-        parts.append(decode(rows[:decodes].contiguous(), keys, values, *where, scaling, window, softcap))
-    parts += [
-        _attend_chunk(rows[c.row : c.row + c.length], keys, values, c, scaling, window, softcap) for c in paged.chunks
-    ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return paged.attend(rows, keys, values, scaling, sliding_window or 0, softcap or 0.0)[None], None
 
 
 def decode_numba(

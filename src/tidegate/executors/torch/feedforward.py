@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,19 +11,15 @@ from torch import nn
 
 from tidegate.executors.torch.kernels import as_array, exp, narrow, rounded, same, widen
 from tidegate.executors.torch.linear import FusedFirst, FusedPart
-from tidegate.executors.torch.norm import ONE_THREAD_VALUES, TOLERANCE, TRIAL_ROWS
-
-
-class GateKernels(NamedTuple):
-    """Called as `kernel(out, both)`: `[T, width]` and `[T, 2 * width]`, gates first. Compiled at their first call."""
-
-    one_thread: Any
-    all_threads: Any
+from tidegate.executors.torch.onepass import TOLERANCE, TRIAL_ROWS, Kernels, computable, exchange
 
 
 @cache
-def gate_kernels(bits16: bool) -> GateKernels:
-    """The kernels for float32, or for bfloat16 as its bits (uint16), rounded where the model's own operations round."""
+def gate_kernels(bits16: bool) -> Kernels:
+    """Called as `kernel(out, both)`: `[T, width]` and `[T, 2 * width]`, gates first, float32 or bfloat16 as its bits.
+
+    Rounds where the model's own operations round.
+    """
     load, store, halfway = (widen, narrow, rounded) if bits16 else (same, same, same)
 
     @njit(fastmath=True, nogil=True, error_model="numpy")
@@ -46,7 +41,7 @@ def gate_kernels(bits16: bool) -> GateKernels:
         for row in prange(out.shape[0]):
             gate_row(out[row], both[row])
 
-    return GateKernels(one_thread, all_threads)
+    return Kernels(one_thread, all_threads)
 
 
 def warm_up(dtype: torch.dtype) -> None:
@@ -69,8 +64,8 @@ class OnePassFeedForward(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         both = self.gate_up(x)
         out = both.new_empty((*both.shape[:-1], self._width))
-        run = self._kernels.one_thread if out.numel() <= ONE_THREAD_VALUES else self._kernels.all_threads
-        run(as_array(out).reshape(-1, self._width), as_array(both).reshape(-1, 2 * self._width))
+        rows = as_array(out).reshape(-1, self._width)
+        self._kernels.run(out.numel(), rows, as_array(both).reshape(-1, 2 * self._width))
         return self.down_proj(out)
 
 
@@ -80,14 +75,7 @@ def exchange_feed_forward(model: nn.Module) -> int:
     Projections must have been fused, and not yet prepacked. A block is exchanged only if both give the same for trial
     rows: there are other activations.
     """
-    exchanged = 0
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            ours = _one_pass(child)
-            if ours is not None:
-                setattr(module, name, ours)
-                exchanged += 1
-    return exchanged
+    return exchange(model, _one_pass)
 
 
 def _one_pass(module: nn.Module) -> OnePassFeedForward | None:
@@ -95,7 +83,7 @@ def _one_pass(module: nn.Module) -> OnePassFeedForward | None:
     if not (isinstance(first, FusedFirst) and isinstance(up, FusedPart) and isinstance(down, nn.Linear)):
         return None
     weight = down.weight
-    if weight.device.type != "cpu" or weight.dtype not in TOLERANCE:
+    if not computable(weight):
         return None
     ours = OnePassFeedForward(module)
     generator = torch.Generator().manual_seed(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,29 +10,12 @@ from numba import njit, prange
 from torch import nn
 
 from tidegate.executors.torch.kernels import as_array, narrow, rounded, same, widen
-
-ONE_THREAD_VALUES = 1 << 14
-"""Up to this many values one thread is done before another would have started."""
-
-TRIAL_ROWS = 8
-
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-6}
-"""Number formats the kernels know, and how far apart results may lie, relatively.
-
-The squares are summed in another order, which may tip both roundings of a bfloat16 result.
-"""
-
-
-class NormKernels(NamedTuple):
-    """Called as `kernel(out, x, weight, eps)` with `[T, width]` twice and `[width]`; compiled at their first call."""
-
-    one_thread: Any
-    all_threads: Any
+from tidegate.executors.torch.onepass import TOLERANCE, TRIAL_ROWS, Kernels, computable, exchange
 
 
 @cache
-def norm_kernels(bits16: bool) -> NormKernels:
-    """The kernels for float32, or for bfloat16 as its bits (uint16)."""
+def norm_kernels(bits16: bool) -> Kernels:
+    """Called as `kernel(out, x, weight, eps)`: `[T, width]` twice and `[width]`, float32 or bfloat16 as its bits."""
     load, store, halfway = (widen, narrow, rounded) if bits16 else (same, same, same)
 
     @njit(fastmath=True, nogil=True, error_model="numpy")
@@ -56,7 +38,7 @@ def norm_kernels(bits16: bool) -> NormKernels:
         for row in prange(x.shape[0]):
             norm_row(out[row], x[row], weight, eps)
 
-    return NormKernels(one_thread, all_threads)
+    return Kernels(one_thread, all_threads)
 
 
 class OnePassNorm(nn.Module):
@@ -76,8 +58,7 @@ class OnePassNorm(nn.Module):
         x = x.contiguous()
         out = torch.empty_like(x)
         rows = (-1, len(self._array))
-        run = self._kernels.one_thread if x.numel() <= ONE_THREAD_VALUES else self._kernels.all_threads
-        run(as_array(out).reshape(rows), as_array(x).reshape(rows), self._array, self._eps)
+        self._kernels.run(x.numel(), as_array(out).reshape(rows), as_array(x).reshape(rows), self._array, self._eps)
         return out
 
 
@@ -94,21 +75,14 @@ def exchange_norms(model: nn.Module) -> int:
     A norm is exchanged only if both give the same for trial rows: architectures differ in where they round and in
     what they do to the weight.
     """
-    exchanged = 0
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            ours = _one_pass(child)
-            if ours is not None:
-                setattr(module, name, ours)
-                exchanged += 1
-    return exchanged
+    return exchange(model, _one_pass)
 
 
 def _one_pass(module: nn.Module) -> OnePassNorm | None:
     weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
     if eps is None or not isinstance(weight, torch.Tensor) or weight.dim() != 1:
         return None
-    if weight.device.type != "cpu" or weight.dtype not in TOLERANCE:
+    if not computable(weight):
         return None
     ours = OnePassNorm(weight, eps)
     trial = torch.linspace(-4, 4, TRIAL_ROWS * len(weight)).reshape(TRIAL_ROWS, -1).to(weight.dtype)

@@ -7,41 +7,28 @@ ours on trial rows; what it asks of attention (scaling, window, soft-cap) is not
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numba import njit, prange
 from torch import nn
-from transformers import AttentionInterface
-from transformers.modeling_utils import PreTrainedModel
 
-from tidegate.executors.torch import attention
 from tidegate.executors.torch.attention import ChunkSpan, StepBatch
 from tidegate.executors.torch.kernels import as_array, narrow, rounded, same, widen
 from tidegate.executors.torch.kvcache import KvShape, PagedKv
 from tidegate.executors.torch.linear import FusedFirst
-from tidegate.executors.torch.norm import ONE_THREAD_VALUES, TOLERANCE
-
-TRIAL = "tidegate_trial"
-TRIAL_ROWS = 6
+from tidegate.executors.torch.onepass import TOLERANCE, TRIAL_ROWS, Kernels, computable, exchange
 
 
-class RotateKernels(NamedTuple):
-    """Compiled at their first call. Called as `kernel(q, keys, values, qkv, cos, sin, kv_rows)`.
+@cache
+def rotate_kernels(bits16: bool) -> Kernels:
+    """Called as `kernel(q, keys, values, qkv, cos, sin, kv_rows)`, float32 or bfloat16 as its bits.
 
     Writes q `[T, heads, D]`, and rows `kv_rows` `[T]` of keys and values `[rows, kv_heads, D]`;
     reads qkv `[T, heads + 2 * kv_heads, D]`, cos and sin `[T, D]`.
     """
-
-    one_thread: Any
-    all_threads: Any
-
-
-@cache
-def rotate_kernels(bits16: bool) -> RotateKernels:
-    """The kernels for float32, or for bfloat16 as its bits (uint16)."""
     load, store, halfway = (widen, narrow, rounded) if bits16 else (same, same, same)
 
     @njit(nogil=True, error_model="numpy")
@@ -72,7 +59,7 @@ def rotate_kernels(bits16: bool) -> RotateKernels:
         for t in prange(q.shape[0]):
             row(q[t], keys[kv_rows[t]], values[kv_rows[t]], qkv[t], cos[t], sin[t])
 
-    return RotateKernels(one_thread, all_threads)
+    return Kernels(one_thread, all_threads)
 
 
 def warm_up(dtype: torch.dtype) -> None:
@@ -110,12 +97,12 @@ class OnePassSelfAttention(nn.Module):
         qkv = self.qkv(hidden_states)[0].view(rows, -1, shape.head_dim)
         q = qkv.new_empty((rows, qkv.shape[1] - 2 * shape.kv_heads, shape.head_dim))
         keys, values = paged.kv.layer(self.layer_idx)
-        run = self._kernels.one_thread if qkv.numel() <= ONE_THREAD_VALUES else self._kernels.all_threads
         flat = (-1, shape.kv_heads, shape.head_dim)
         keys_array, values_array = as_array(keys).reshape(flat), as_array(values).reshape(flat)
         angles = as_array(cos).reshape(rows, -1), as_array(sin).reshape(rows, -1)
-        run(as_array(q), keys_array, values_array, as_array(qkv), *angles, paged.kv_rows.numpy())
-        out = attention.attend(paged, q, keys, values, *self._asked)
+        written = (as_array(q), keys_array, values_array)
+        self._kernels.run(qkv.numel(), *written, as_array(qkv), *angles, paged.kv_rows.numpy())
+        out = paged.attend(q, keys, values, *self._asked)
         return self.o_proj(out.reshape(1, rows, -1)), None
 
 
@@ -127,51 +114,31 @@ class Asked(NamedTuple):
     softcap: float
 
 
-@dataclass(slots=True)
+@dataclass
 class TrialBatch(StepBatch):
     """A step of one chunk that notes what it was asked."""
 
     asked: Asked | None = None
 
+    def attend(
+        self,
+        rows: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        scaling: float,
+        window: int,
+        softcap: float,
+    ) -> torch.Tensor:
+        self.asked = Asked(scaling, window, softcap)
+        return StepBatch.attend(self, rows, keys, values, *self.asked)
 
-def exchange_self_attention(model: PreTrainedModel, shape: KvShape) -> int:
+
+def exchange_self_attention(model: nn.Module, shape: KvShape) -> int:
     """Exchange, in place, every self-attention of `model` that one pass on a CPU can compute; returns how many.
 
-    Projections must have been fused, and not yet prepacked.
+    The model attends by `attention.paged_attention`; its projections are fused, and not yet prepacked.
     """
-    AttentionInterface.register(TRIAL, noting_attention)
-    before = model.config._attn_implementation
-    model.set_attn_implementation(TRIAL)
-    exchanged = 0
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            ours = _one_pass(child, shape)
-            if ours is not None:
-                setattr(module, name, ours)
-                exchanged += 1
-    model.set_attn_implementation(before)
-    return exchanged
-
-
-def noting_attention(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    *,
-    paged: TrialBatch,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attention as ever, in a trial."""
-    paged.asked = Asked(scaling, sliding_window or 0, softcap or 0.0)
-    return attention.paged_attention(
-        module, query, key, value, attention_mask, scaling, dropout, sliding_window, softcap, paged=paged
-    )
+    return exchange(model, partial(_one_pass, shape=shape))
 
 
 def _one_pass(module: nn.Module, shape: KvShape) -> OnePassSelfAttention | None:
@@ -179,7 +146,7 @@ def _one_pass(module: nn.Module, shape: KvShape) -> OnePassSelfAttention | None:
     if not isinstance(first, FusedFirst) or type(out) is not nn.Linear or not hasattr(module, "layer_idx"):
         return None
     weight = first.linear.weight
-    if weight.device.type != "cpu" or weight.dtype not in TOLERANCE:
+    if not computable(weight):
         return None
     generator = torch.Generator().manual_seed(1)
     hidden = torch.randn((1, TRIAL_ROWS, weight.shape[1]), generator=generator).to(weight.dtype)
