@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from tidegate.core.events import Event
+from tidegate.core.events import Event, Finished
 from tidegate.core.limits import Limits
 from tidegate.core.policy import PolicyContext
 from tidegate.core.predict import HistoryPredictor, StepTime
 from tidegate.core.presets import PRESETS, build_policy
 from tidegate.core.quiet import LOUD
-from tidegate.core.request import Request
+from tidegate.core.request import FinishReason, Request
 from tidegate.core.scheduler import Scheduler
 from tidegate.core.slo import NO_SLO, Slo, SloClass
 from tidegate.core.step_time import LearnedStepTime
@@ -177,12 +177,18 @@ def decoding(scheduler: Scheduler, *requests: Request) -> None:
     scheduler.apply(plan, StepResult([0] * len(requests), seconds=1.0), 1.0)
 
 
-def test_quiet_steps_end_before_a_last_token() -> None:
+def test_quiet_steps_end_with_a_last_token() -> None:
     scheduler = engine()
     decoding(scheduler, Request("a", prompt_tokens=10, max_tokens=20), Request("b", prompt_tokens=10, max_tokens=50))
     quiet = scheduler.quiet_steps(1.0)
-    assert (quiet.steps, quiet.decodes, quiet.context) == (18, 2, 22)  # 19 outputs to come, the last one ends it
+    assert (quiet.steps, quiet.ends, quiet.decodes, quiet.context) == (19, True, 2, 22)
     assert sum(scheduler.running.decodes.crossings()) == 2
+    scheduler.pass_steps([2.0 + i for i in range(19)], None)
+    (ended,) = [e for e in scheduler.take_events() if isinstance(e, Finished)]
+    assert (ended.request.id, ended.now, ended.reason, ended.request.emitted) == ("a", 20.0, FinishReason.LENGTH, 20)
+    scheduler.kv.check()
+    assert [r.id for r in scheduler.running.members] == ["b"]
+    assert scheduler.quiet_steps(20.0)[:2] == (30, True)
 
 
 def test_quiet_steps_end_where_blocks_do() -> None:
@@ -221,13 +227,17 @@ def test_pool_and_counters_are_right_afterwards() -> None:
     decoding(scheduler, Request("a", prompt_tokens=10, max_tokens=50), Request("b", prompt_tokens=30, max_tokens=50))
     before = scheduler.kv.available
     quiet = scheduler.quiet_steps(1.0)
-    scheduler.pass_steps([2.0 + i for i in range(quiet.steps)], [0, 0])
+    assert quiet.steps == 49
+    scheduler.pass_steps([2.0 + i for i in range(48)], [0, 0])
     scheduler.kv.check()
-    assert quiet.steps == 48
     assert before - scheduler.kv.available == 3 + 3  # 58 and 78 tokens, in 1 and 2 blocks so far
     a, b = scheduler.running.members
     assert (a.computed, a.emitted, b.planned, b.sampled) == (58, 49, 78, 49)
-    assert scheduler.quiet_steps(50.0) is LOUD  # the next is the last
+    assert scheduler.quiet_steps(50.0)[:2] == (1, True)  # the last
+    scheduler.pass_steps([50.5], [0, 0])
+    assert not scheduler.has_work
+    assert scheduler.kv.available == 64
+    assert scheduler.quiet_steps(51.0) is LOUD
 
 
 def test_the_costs_are_those_of_the_model() -> None:

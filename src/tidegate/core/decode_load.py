@@ -52,7 +52,8 @@ class DecodeLoad:
     @property
     def context(self) -> int:
         """KV tokens that the decodes of the step being planned read."""
-        return sum(decodes.context for decodes in self.due)
+        due = self.due
+        return due[0].context if len(due) == 1 else sum(decodes.context for decodes in due)
 
     @property
     def context_of_one(self) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tidegate.core.plan import StepPlan
 from tidegate.core.request import Request
 from tidegate.core.swap import Transfer
+from tidegate.core.view import Settled
 
 
 @dataclass(slots=True)
@@ -20,7 +21,7 @@ class Draft:
     paused:       prompts that get no chunk, so that they can be evicted once no step in flight computes them
     chunks:       tokens of each prompt's chunk
     transfers:    copies to the host and back that begin with this step
-    due:          prompt tokens after which the step had better end (`StepView.due`)
+    settled:      what is known of the step beforehand; None where nobody waits for a promised first token
     """
 
     plan: StepPlan
@@ -31,7 +32,12 @@ class Draft:
     paused: set[Request]
     chunks: dict[Request, int]
     transfers: list[Transfer]
-    due: int | None
+    settled: Settled | None
+
+    @property
+    def due(self) -> int | None:
+        """Prompt tokens after which the step had better end (`StepView.due`)."""
+        return None if self.settled is None else self.settled.due
 
     def gave_way(self, r: Request) -> bool:
         """Whether `r` was evicted in this very plan: it does not come back in it."""

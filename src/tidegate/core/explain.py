@@ -27,12 +27,12 @@ class Diary:
 
     def open(self, event: Arrived) -> None:
         """A request begins."""
-        self._live[event.request.id] = [(event.now, Arrived, ())]
+        self._live[event.request.id] = [remembered(event)]
 
     def note(self, event: Admitted | Restored | Preempted) -> None:
         """Remember what was decided; it is put into words only when somebody asks."""
         lines = self._live[event.request.id]
-        lines.append((event.now, type(event), event[2:]))
+        lines.append(remembered(event))
         if len(lines) > LINES:
             del lines[0]
 
@@ -40,7 +40,7 @@ class Diary:
         """A request ended, or never began; the one that ended longest ago is forgotten for it."""
         r = event.request
         lines = self._live.pop(r.id, None) or []
-        lines.append((event.now, type(event), event[2:]))
+        lines.append(remembered(event))
         self._ended[r.id] = (_facts(r), lines)
         if len(self._ended) > ENDED:
             self._ended.popitem(last=False)
@@ -55,7 +55,7 @@ class Diary:
             return None
         told = dict(zip(_FACTS, facts, strict=True))
         told["status"] = told["status"].value
-        told["decisions"] = [{"time": now, **words(kind, rest)} for now, kind, rest in lines]
+        told["decisions"] = [{"time": line[0], **words(line)} for line in lines]
         return told
 
 
@@ -95,14 +95,21 @@ def _facts(r: Request) -> tuple[Any, ...]:
     )
 
 
-def words(kind: type[Decision], rest: tuple[Any, ...]) -> dict[str, Any]:
-    """A decision in words: its kind and what follows the time and the request in its event."""
+def remembered(event: Decision) -> Line:
+    """A decision without its request, and an end without its timing, whose gaps are many."""
+    rest = (event.reason, event.missed) if isinstance(event, Finished) else event[2:]
+    return event.now, type(event), rest
+
+
+def words(line: Line) -> dict[str, Any]:
+    """A decision in words."""
+    _, kind, rest = line
     if kind is Arrived:
         return {"event": "arrived"}
     if kind is Rejected:
         return {"event": "rejected", "reason": rest[0].value, "message": rest[1]}
     if kind is Finished:
-        return {"event": "finished", "reason": rest[0].value, "missed": list(rest[2])}
+        return {"event": "finished", "reason": rest[0].value, "missed": list(rest[1])}
     names = {
         Admitted: ("step", "cached_tokens"),
         Restored: ("step", "kept_tokens", "recomputed_tokens"),

@@ -192,7 +192,14 @@ class Lifecycle:
                     self.finish(everybody[index], reason, now)
         for r in step.last:
             if r.status is not Status.FINISHED:
-                self.finish(r, FinishReason.LENGTH_KV if r.clip else FinishReason.LENGTH, now)
+                self.finish(r, _by_length(r), now)
+
+    def end_by_length(self, ending: Sequence[Request], now: float) -> None:
+        """The last tokens of these were computed in a step that no plan was made for."""
+        for r in ending:
+            self._vacate(r)
+        for r in ending:
+            self.finish(r, _by_length(r), now)
 
     def finish(self, r: Request, reason: FinishReason, now: float) -> None:
         """`r` ends here, whatever it was doing."""
@@ -290,6 +297,10 @@ class Lifecycle:
                 if clock > r.joined_clock:
                     step.leavers.append(r)
                     r.in_flight += 1
+
+
+def _by_length(r: Request) -> FinishReason:
+    return FinishReason.LENGTH_KV if r.clip else FinishReason.LENGTH
 
 
 def _stamp(r: Request, now: float) -> None:

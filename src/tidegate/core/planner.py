@@ -25,7 +25,7 @@ from tidegate.core.request import Request
 from tidegate.core.room import Room
 from tidegate.core.running import Running, in_order, place
 from tidegate.core.swap import Swap, Transfer
-from tidegate.core.view import StepView
+from tidegate.core.view import Settled, StepView
 
 
 class Planner:
@@ -61,14 +61,11 @@ class Planner:
         self._prefill_steps = 0
         self._blocked: tuple[Request, int, int, str] | None = None
 
-    def plan(self, now: float, due: int | None = None) -> StepPlan:
-        """The next step, in flight from now on; an empty plan if there is nothing to compute.
-
-        It had better end after `due` prompt tokens, where that is not None (`StepView.due`).
-        """
+    def plan(self, now: float, settled: Settled | None = None) -> StepPlan:
+        """The next step, in flight from now on; an empty plan if there is nothing to compute."""
         # Written out: default factories would make up a tenth of a steady step.
         plan = StepPlan(self._next_step, now, [], [], [], [], [], [], [], [], [], [])
-        draft = Draft(plan, self._limits.max_num_batched_tokens, 0, [], [], set(), {}, [], due)
+        draft = Draft(plan, self._limits.max_num_batched_tokens, 0, [], [], set(), {}, [], settled)
         if self._running.cohorts is not None:
             self._running.turn = self._running.cohorts.next_turn()
         if self._policy.features.mixed_batches:
@@ -164,7 +161,7 @@ class Planner:
                 return
         decodes = len(d.plan.decodes) * self._per_decode
         view = StepView(d.plan.now, self._limits.max_num_batched_tokens, decodes, running.load, d.due)
-        d.prefill_left = min(d.left, self._policy.budget.tokens(view, self._ctx))
+        d.prefill_left = min(d.left, self._prompt_tokens(view, d.settled))
         unfinished: list[Request] = []
         if running.prefilling:
             unfinished = in_order(r for r in running.prefilling if r not in d.paused and not r.copying)
@@ -190,6 +187,13 @@ class Planner:
                 d.plan.held_back_by = "chunk size"
             elif len(self._queue):
                 d.plan.held_back_by = "prefill budget"
+
+    def _prompt_tokens(self, step: StepView, settled: Settled | None) -> int:
+        """Prompt tokens that the budget gives; it need not be asked again for the step it was settled for."""
+        if settled is None or settled.due is not None or step.decodes != settled.decodes:
+            return self._policy.budget.tokens(step, self._ctx)
+        same = step.load.context == settled.context
+        return settled.tokens if same else self._policy.budget.tokens(step, self._ctx)
 
     def _contended(self, r: Request, others: Collection[Request]) -> bool:
         """Whether another prompt of the same class or a better one waits for tokens of this step."""

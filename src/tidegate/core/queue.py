@@ -18,6 +18,9 @@ from tidegate.core.request import Request
 # (tier, score, arrival sequence, version, request): the sequence is unique, so requests are never compared.
 Entry: TypeAlias = tuple[int, float, int, int, Request]
 
+# (seconds, arrival sequence, version, request): when a key's `until` comes.
+Due: TypeAlias = tuple[float, int, int, Request]
+
 
 class WaitingQueue:
     """Those never admitted in a lazy heap, whose first few lie sorted beside it; those preempted in one short
@@ -39,7 +42,7 @@ class WaitingQueue:
         self._rest: list[Entry] = []
         self._returning: dict[int, list[Entry]] = {}
         self._live: dict[Request, Entry] = {}
-        self._due: list[tuple[float, int, int, Request]] = []
+        self._due: list[Due] = []
         self._front: list[Request] | None = None
 
     def __len__(self) -> int:
@@ -122,14 +125,16 @@ class WaitingQueue:
         """
         asked: list[Request] = []
         while self._due and self._due[0][0] <= now and len(asked) < limit:
-            _, _, version, r = heapq.heappop(self._due)
-            if r in self._live and r.version == version:
-                self.rekey(r)
-                asked.append(r)
+            due = heapq.heappop(self._due)
+            if self._still(due):
+                self.rekey(due[3])
+                asked.append(due[3])
         return asked
 
     def next_due(self) -> float | None:
-        """When the passing of time next changes a key (seconds), at the earliest; None if it never does."""
+        """When the passing of time next changes a key (seconds); None if it never does."""
+        while self._due and not self._still(self._due[0]):
+            heapq.heappop(self._due)
         return self._due[0][0] if self._due else None
 
     def ahead_of(self, r: Request) -> int:
@@ -183,11 +188,16 @@ class WaitingQueue:
             self._rest = [e for e in self._rest if self._alive(e)]
             heapq.heapify(self._rest)
         if len(self._due) > bound:
-            self._due = [d for d in self._due if d[3] in self._live and d[3].version == d[2]]
+            self._due = [due for due in self._due if self._still(due)]
             heapq.heapify(self._due)
 
     def _alive(self, entry: Entry) -> bool:
         return self._live.get(entry[-1]) is entry
+
+    def _still(self, due: Due) -> bool:
+        """Whether it concerns one who waits, with the key of which it was noted."""
+        r = due[3]
+        return r in self._live and r.version == due[2]
 
     def _changed(self) -> None:
         self._front = None

@@ -1,4 +1,5 @@
-"""Quiet steps: those in which nothing but decoding can happen, so that a host may take many at once.
+"""Quiet steps: those in which nothing but decoding can happen, so that a host may take many at once. Ends by length
+come with the last of them.
 
 For simulations: where nobody keeps token ids and the time of a step is given, a span of steps needs no plan and no
 result. What it leaves behind, events included, is what planning and applying each step would have left.
@@ -26,18 +27,20 @@ class QuietSteps(NamedTuple):
     """How many steps of decodes alone may be taken at once, if nobody arrives or leaves meanwhile.
 
     steps:   so many at most
+    ends:    whether somebody's last token comes with the last of them
     until:   each must be planned before this time (seconds)
     decodes: requests that decode in each
     context: KV tokens that they read in the first step, as `StepPlan.context`; in each later one `decodes` more
     """
 
     steps: int
+    ends: bool
     until: float
     decodes: int
     context: int
 
 
-LOUD = QuietSteps(0, -inf, 0, 0)
+LOUD = QuietSteps(0, False, -inf, 0, 0)
 
 
 class Quiet:
@@ -65,8 +68,7 @@ class Quiet:
         decodes = running.decodes
         if running.prefilling or not decodes.members or decodes.keeping or self._ctx.step_time.learns:
             return 0
-        steps = decodes.next_end - decodes.clock - 1  # the last token of a request is not quiet
-        return steps if steps > 0 and self._at_rest() else 0
+        return decodes.next_end - decodes.clock if self._at_rest() else 0
 
     def ahead(self, steps: int, until: float, blocks: int) -> QuietSteps:
         """The quiet ones of the next `steps`, before `until` (seconds), which may take `blocks` blocks."""
@@ -77,7 +79,8 @@ class Quiet:
             steps = running.cohorts.quiet_steps(steps)
         if steps < 1:
             return LOUD
-        return QuietSteps(steps, until, len(decodes), decodes.context + len(decodes))
+        ends = decodes.clock + steps == decodes.next_end
+        return QuietSteps(steps, ends, until, len(decodes), decodes.context + len(decodes))
 
     def take(self, times: Sequence[float], tokens: Sequence[int] | None) -> list[Event]:
         """Take as many quiet steps as there are `times` at which they end; what happened in them, with `tokens`."""

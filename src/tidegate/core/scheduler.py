@@ -151,8 +151,8 @@ class Scheduler:
         self._unpark(now)
         self.expire(now)
         self._settle_keys(now)
-        due = None if self._triage is None else self._triage.settle(now)
-        plan = self._planner.plan(now, due)
+        settled = None if self._triage is None else self._triage.settle(now)
+        plan = self._planner.plan(now, settled)
         if not plan and plan.held_back_by is None:
             plan.held_back_by = "parked" if self._num_parked else "nothing to do"
         self._held_back_by = plan.held_back_by
@@ -183,7 +183,8 @@ class Scheduler:
         self._lifecycle.apply(self._lifecycle.in_flight[0], result, now)
 
     def quiet_steps(self, now: float) -> QuietSteps:
-        """How many steps, and until when, nothing but decoding can happen: no end, no admission, no key that is due.
+        """How many steps, and until when, nothing but decoding can happen: no admission, no key that is due, and no end
+        but by length with the last of them.
 
         0 steps where that is not known, where steps are in flight, or where the host keeps token ids or step times are
         learned (both need each step's result). For simulations, which may `pass_steps` then.
@@ -208,6 +209,10 @@ class Scheduler:
         be told (no event then). Each step must be planned, that is the one before it end, before `QuietSteps.until`.
         """
         self._lifecycle.events += self._quiet.take(times, tokens)
+        decodes = self.running.decodes
+        ending = decodes.ending(decodes.clock)
+        if ending:
+            self._lifecycle.end_by_length(ending, times[-1])
 
     def _observe(self, plan: StepPlan, seconds: float) -> None:
         """Tell the step model how long a step took."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from tidegate.core.policy import Budget, PolicyContext
 from tidegate.core.request import FinishReason, Request, Status
 from tidegate.core.running import Running
-from tidegate.core.view import RequestView, StepView
+from tidegate.core.view import RequestView, Settled, StepView
 
 HORIZON = 32
 """So many of the earliest promises are weighed against each other in one plan; those after them come later."""
@@ -80,11 +80,10 @@ class Triage:
         """Whether anybody waits for a promised first token that is not late yet."""
         return bool(self._promises) and bool(self._due(now))
 
-    def settle(self, now: float) -> int | None:
-        """Decide who is given up in the plan to be made at `now` (seconds).
+    def settle(self, now: float) -> Settled | None:
+        """Decide who is given up in the plan to be made at `now` (seconds); None where nobody could be.
 
-        Returns after how many prompt tokens the step had better end, where a fuller one would be late for some of
-        those whom it computes; None where it may be full.
+        The step is due early where a fuller one would be late for some of those whom it computes.
         """
         first = self._due(now) if self._promises else None
         if not first:
@@ -99,7 +98,8 @@ class Triage:
             if (r in given_up) != (r in self._given_up):
                 (self._given_up.add if r in given_up else self._given_up.discard)(r)
                 self._rekey(r)
-        return in_time(kept, now, most, lambda tokens: step_time.step(tokens, decodes, context))
+        due = in_time(kept, now, most, lambda tokens: step_time.step(tokens, decodes, context))
+        return Settled(due, most, decodes, context)
 
     def _due(self, now: float) -> list[tuple[float, Request, int]]:
         """(deadline, request, prompt tokens to compute) of the earliest promises; those that are over go."""

@@ -67,6 +67,19 @@ class StepView(NamedTuple):
     due: int | None = None
 
 
+class Settled(NamedTuple):
+    """What is known of a step before it is planned.
+
+    due:     prompt tokens after which it had better end (`StepView.due`)
+    tokens:  what the budget lets prompts have beside `decodes` tokens of decodes that read `context` KV tokens
+    """
+
+    due: int | None
+    tokens: int
+    decodes: int
+    context: int
+
+
 class Work(NamedTuple):
     """Requests, prompt tokens to compute, and outputs to decode one by one."""
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tidegate.core.events import Computed, Emitted, Event
-from tidegate.core.explain import words
+from tidegate.core.explain import remembered, words
 from tidegate.core.plan import StepPlan
 from tidegate.core.request import Request
 from tidegate.observe.jsonlines import Lines
@@ -25,7 +25,7 @@ class DecisionLog:
         """One line for each that is a decision."""
         for event in events:
             if not isinstance(event, Emitted | Computed):
-                told = words(type(event), event[2:])
+                told = words(remembered(event))
                 self._out.write({"time": event.now, **told, **_who(event.request)})
 
     def step(self, plan: StepPlan, seconds: float) -> None:

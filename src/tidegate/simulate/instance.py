@@ -112,7 +112,7 @@ class Instance:
         """Begin the next step, or a span of quiet ones."""
         if not (stepping or self._stepping):
             quiet = self._quiet_steps(now)
-            if quiet.steps > 1:
+            if quiet.steps:
                 self._quiet, self._begin, self._ends, self._next = quiet, now, [], inf
                 return
         seated = len(self.scheduler.running)
@@ -131,7 +131,7 @@ class Instance:
     def _quiet_steps(self, now: float) -> QuietSteps:
         quiet = self.scheduler.quiet_steps(now)
         most = None if self._ends_of is None else self._ends_of.quiet
-        return quiet if most is None else quiet._replace(steps=min(quiet.steps, most))
+        return quiet if most is None or most >= quiet.steps else quiet._replace(steps=most, ends=False)
 
     def _rest(self, now: float) -> None:
         """Nothing can be computed: until time changes that, or somebody arrives."""
@@ -161,12 +161,13 @@ class Instance:
     def _interrupt(self, quiet: QuietSteps, now: float) -> None:
         """Somebody arrives within the span: end it after its last whole step; one that has begun goes on.
 
-        Where nobody hears of its tokens, that one is done with as well: whoever arrives while it runs changes nothing
-        in it and finds what it would have found, and only the order of events would tell.
+        Where nobody hears of its tokens, that one is done with as well unless somebody ends with it: whoever arrives
+        while it runs changes nothing in it and finds what it would have found, and only the order of events would tell.
         """
         whole = bisect_right(self._ends, now)
         begun = (self._ends[whole - 1] if whole else self._begin) < now
-        if begun and not self._tells_tokens:
+        ending = quiet.ends and whole + 1 == quiet.steps
+        if begun and not self._tells_tokens and not ending:
             self._pass(quiet, self._ends[: whole + 1])
             return
         self._pass(quiet, self._ends[:whole])
@@ -182,11 +183,14 @@ class Instance:
         self.steps += len(ends)
         if self._ends_of is not None:
             self._ends_of.pass_steps(len(ends))
-        if self._on_step is not None:
-            self._write_rows(quiet, ends, self._on_step)
+        rows = [] if self._on_step is None else self._quiet_rows(quiet, ends)
         self.scheduler.pass_steps(ends, [0] * quiet.decodes if self._tells_tokens else None)
-        if self._tells_tokens:
-            self._tell()
+        if self._on_step is not None:
+            if quiet.ends and len(ends) == quiet.steps:
+                rows[-1] = rows[-1]._replace(free_blocks=self.scheduler.kv.available)
+            for row in rows:
+                self._on_step(row)
+        self._tell()
 
     def _tell(self) -> None:
         events = self.scheduler.take_events()
@@ -211,7 +215,9 @@ class Instance:
             prefill_pairs=sum(causal_pairs(chunk.start, chunk.length) for chunk in plan.chunks),
         )
 
-    def _write_rows(self, quiet: QuietSteps, ends: Sequence[float], write: StepSink) -> None:
+    def _quiet_rows(self, quiet: QuietSteps, ends: Sequence[float]) -> list[StepRow]:
+        """Rows of the first steps of the span, which end at `ends`, before they are taken."""
+        rows: list[StepRow] = []
         scheduler, step_seconds = self.scheduler, self._executor.cost.step_seconds
         running, waiting, free = len(scheduler.running), len(scheduler.waiting), scheduler.kv.available
         n, context, start = quiet.decodes, quiet.context, self._begin
@@ -219,6 +225,7 @@ class Instance:
         for step, end in enumerate(ends):
             free -= growth[step % len(growth)]
             seconds = step_seconds(decodes=n, context=context)
-            write(StepRow(start, seconds, 0, n, context, running, waiting, free, 0, self.name, 0, 0))
+            rows.append(StepRow(start, seconds, 0, n, context, running, waiting, free, 0, self.name, 0, 0))
             context += n
             start = end
+        return rows
