@@ -9,7 +9,7 @@ from statistics import median
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.core.harness import limits
@@ -95,6 +95,9 @@ def test_without_noise_it_comes_close(machine: Coefficients, seed: int) -> None:
         max_size=80,
     ),
     st.builds(Measured, st.integers(0, 8192), st.integers(0, 512), st.integers(0, 10**6), st.just(0.0)),
+)
+@example(  # rounding swallows what ties the terms to the prior
+    [Measured(0, 0, 0, 0.0)] * 3 + [Measured(1, 1, 1, 1e-9)] + [Measured(4, 0, 0, 9.6e-144)] * 2, Measured(0, 0, 0, 0.0)
 )
 def test_whatever_it_is_told_it_stays_finite_and_never_says_that_more_takes_less(
     told: list[Measured], asked: Measured

@@ -147,7 +147,7 @@ class LearnedStepTime:
         while True:
             # Unknowns in units of the prior: seconds per step and per KV token differ by six digits.
             scaled = [[a[i][j] * prior[i] * prior[j] for j in terms] for i in terms]
-            found = _eliminate(scaled, [b[i] * prior[i] for i in terms])
+            found = _eliminate(scaled, [b[i] * prior[i] for i in terms], self.RIDGE)
             least = min(found)
             if least >= 0:
                 break
@@ -158,10 +158,13 @@ class LearnedStepTime:
         return Coefficients(*values)
 
 
-def _eliminate(a: list[list[float]], b: list[float]) -> list[float]:
-    """Solve `a x = b` for a symmetric positive definite `a` (changed in place): Gauss without pivoting."""
+def _eliminate(a: list[list[float]], b: list[float], ridge: float) -> list[float]:
+    """Solve `a x = b` for a symmetric `a` (changed in place) no eigenvalue of which is under `ridge`: Gauss without
+    pivoting. No pivot is under it then but for rounding, which steps of very different sizes let swallow it.
+    """
     n = len(b)
     for i in range(n):
+        a[i][i] = max(a[i][i], ridge)
         for j in range(i + 1, n):
             factor = a[j][i] / a[i][i]
             for k in range(i, n):
