@@ -9,7 +9,6 @@ n cohorts everybody decodes in every n-th step, and n is the least that suffices
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from tidegate.core.decode_load import DecodeLoad, Pace
@@ -52,15 +51,17 @@ class Cohort:
         return both
 
 
-@dataclass(frozen=True, slots=True)
 class _Ahead:
     """Decodes as they will be: how many, and the KV tokens that one decode of each reads."""
 
-    decodes: int
-    context: int
+    __slots__ = ("_decodes", "context")
+
+    def __init__(self, decodes: int, context: int) -> None:
+        self._decodes = decodes
+        self.context = context
 
     def __len__(self) -> int:
-        return self.decodes
+        return self._decodes
 
 
 class Cohorts:
@@ -127,9 +128,9 @@ class Cohorts:
         unasked = max(0, self._check_at - main.clock) if load.changes == self._seen else 0
         if unasked >= steps or not self._sufficed:
             return min(unasked, steps)
-        ahead = DecodeLoad((_Ahead(len(main), main.context + steps * len(main)),))
-        ahead.paces = load.paces
-        most = self._budget.decode_tokens(self._view()._replace(load=ahead), self._ctx) // self._per_decode
+        load.due = (_Ahead(len(main), main.context + steps * len(main)),)
+        most = self._budget.decode_tokens(self._view(), self._ctx) // self._per_decode
+        load.due = (main,)
         return steps if len(main) <= most else unasked
 
     def pass_steps(self, steps: int) -> None:

@@ -94,14 +94,13 @@ class Planner:
             return False
         if not len(queue):
             return True
-        if not self._eviction.displaces_nobody():
-            return False
-        if not running.free_seats:
-            return True
-        head = queue.peek()
-        if head is None or self._blocked is None or self._blocked[:3] != (head, head.version, self._kv.epoch):
-            return False
-        return not self._policy.features.backfill or self._backfill.exhausted
+        if running.free_seats:
+            head = queue.peek() if self._blocked is not None else None
+            if head is None or self._blocked is None or self._blocked[:3] != (head, head.version, self._kv.epoch):
+                return False
+            if self._policy.features.backfill and not self._backfill.exhausted:
+                return False
+        return self._eviction.displaces_nobody()
 
     def take_numbers(self, steps: int) -> int:
         """So many steps are planned elsewhere; returns the number of the first."""

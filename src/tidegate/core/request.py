@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -220,7 +221,7 @@ class Request:
         self.finish_reason: FinishReason | None = None
 
         self.last_token_at: float | None = None
-        self.gaps: list[float] = []
+        self.gaps = array("d")  # seconds between its tokens
         self.preempted_at: float | None = None
         self.preempted_wait = 0.0
 

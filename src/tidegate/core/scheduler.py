@@ -334,9 +334,10 @@ class Scheduler:
         left = REKEYS
         left -= len(self.waiting.rekey_due(now, left))
         self._keys.settle(max(1, left))
-        for r in self._affinity.grown(max(1, left)):
-            if r in self.waiting:  # and not parked
-                self.waiting.rekey(r)
+        if self._affinity.waits_to_tell:
+            for r in self._affinity.grown(max(1, left)):
+                if r in self.waiting:  # and not parked
+                    self.waiting.rekey(r)
         self._look_at_head()
 
     def _look_at_head(self) -> None:

@@ -5,6 +5,7 @@ One entry a step instead of one a token: a request's gaps are a slice of what al
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from itertools import chain
 from math import ceil
@@ -12,14 +13,17 @@ from operator import sub
 
 
 class StepTimes:
-    """Times (seconds) of consecutive clocks, the oldest of which are forgotten on request."""
+    """Times (seconds) of consecutive clocks, the oldest of which are forgotten on request.
+
+    Arrays of doubles: there are as many gaps as tokens, and a list would hold an object for each.
+    """
 
     __slots__ = ("_first", "_gaps", "_times")
 
     def __init__(self) -> None:
         self._first = 1
-        self._times: list[float] = []
-        self._gaps: list[float] = []
+        self._times = array("d")
+        self._gaps = array("d")
 
     def __len__(self) -> int:
         return len(self._times)
@@ -32,14 +36,14 @@ class StepTimes:
     def record_all(self, times: Sequence[float]) -> None:
         """As many next clocks were applied at these times."""
         before = self._times[-1] if self._times else times[0]
-        self._gaps += map(sub, times, chain((before,), times))
-        self._times += times
+        self._gaps.extend(map(sub, times, chain((before,), times)))
+        self._times.extend(times)
 
     def at(self, clock: int) -> float:
         """When `clock` was applied."""
         return self._times[clock - self._first]
 
-    def gaps(self, since: int, until: int) -> list[float]:
+    def gaps(self, since: int, until: int) -> array[float]:
         """Gaps that end at clocks since+1 .. until, each from the clock before."""
         return self._gaps[since + 1 - self._first : until + 1 - self._first]
 

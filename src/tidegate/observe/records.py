@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import starmap
+from math import ceil
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from tidegate.core.events import Event, Finished, Rejected, Timing
 from tidegate.core.request import FinishReason, Request
-from tidegate.core.timing import nearest_rank
 from tidegate.observe.rowfiles import ROW_GROUP, RowWriter, read_batches, read_rows, row_suffix
 
 WHAT = "records"
@@ -95,8 +96,7 @@ class Recorder:
                 self.records.append(self._row(event.request, event.now, FinishReason.REFUSED, never, ()))
 
     def _row(self, r: Request, now: float, reason: FinishReason, timing: Timing, missed: Sequence[str]) -> Record:
-        # Of fewer than 100 gaps the 99th percentile is the largest, which is found without sorting them.
-        gaps = sorted(timing.gaps) if len(timing.gaps) >= 100 else [max(timing.gaps)] if timing.gaps else []
+        max_gap, p99_gap = _largest(timing.gaps)
         return Record(
             request_id=r.id,
             tenant=r.tenant,
@@ -112,8 +112,8 @@ class Recorder:
             recomputed_tokens=r.recomputed_tokens,
             swapped_blocks=r.swapped_blocks,
             preemptions=r.preemptions,
-            max_gap_s=gaps[-1] if gaps else None,
-            p99_gap_s=nearest_rank(gaps, 0.99),
+            max_gap_s=max_gap,
+            p99_gap_s=p99_gap,
             ttft_s=timing.ttft,
             tpot_s=timing.tpot,
             e2e_s=timing.e2e,
@@ -121,6 +121,16 @@ class Recorder:
             finish_reason=reason.value,
             replica=self.replica,
         )
+
+
+def _largest(gaps: Sequence[float]) -> tuple[float | None, float | None]:
+    """Maximum and 99th percentile (nearest rank) of what need not be sorted for it; None of nothing."""
+    if len(gaps) < 100:  # of so few they are the same
+        longest = max(gaps, default=None)
+        return longest, longest
+    rank = ceil(0.99 * len(gaps)) - 1
+    upper = np.partition(np.asarray(gaps), rank)[rank:]
+    return float(upper.max()), float(upper[0])
 
 
 class RecordWriter:

@@ -28,10 +28,10 @@ class SimExecutor:
     def run(self, plan: StepPlan) -> tuple[StepResult, float]:
         """The result of a step, and the seconds it took."""
         emitting = decodes = len(plan.decodes)
-        chunks: tuple[tuple[int, int], ...] = ()
-        if plan.chunks:
-            emitting += sum(chunk.emits for chunk in plan.chunks)
-            chunks = tuple((chunk.start, chunk.length) for chunk in plan.chunks)
+        chunks: list[tuple[int, int]] = []
+        for _, start, length, emits in plan.chunks:
+            chunks.append((start, length))
+            emitting += emits
         seconds = self.cost.step_seconds(chunks, decodes, plan.context)
         if plan.swapped_out or plan.swapped_in:
             copying = self._copy_seconds(plan.swapped_out) + self._copy_seconds(plan.swapped_in)
