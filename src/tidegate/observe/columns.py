@@ -60,6 +60,8 @@ class Columns:
     def groups(self, name: str) -> dict[str, Columns]:
         """The rows of each value of a text column, by value in order."""
         values, codes = self.names(name)
+        if len(values) == 1:
+            return {values[0]: self}
         return {value: self.where(codes == i) for i, value in enumerate(values)}
 
     @property
