@@ -1,6 +1,6 @@
 """Measured GPUs: mean TTFT and TPOT of real engines beside the simulator's, by both cost models.
 
-    python bench/validation/silicon.py [--json] [--every N]
+    python bench/validation/silicon.py [--json] [--every N] [--spread]
 
 The measurements are those of `silicon_sample.csv` in `aiconfigurator-core` (extra `aiconfigurator`): an engine, a
 model, how many requests were out at a time, prompts of one length and outputs of one. Used are all that our presets
@@ -8,15 +8,16 @@ describe: H100 or H200, a model with a preset, in its own bfloat16, one engine f
 fitted to any of them.
 
 Each is simulated as a closed loop: so many clients, each of whom asks again when its answer has ended, ROUNDS requests
-for each of them, all of which count. When the clients begin is not said in the file, and first tokens depend on it, so
-there are both ends: all together, and spread evenly over the time of one request. The host's time is 0.
+for each of them, all of which count. The clients begin together, as load generators let them; `--spread` lets them
+begin evenly over the time of one request instead, because the file does not say and first tokens depend on it. The
+host's time is 0. E2E is not in the file, but follows: outputs are of one length.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
@@ -42,7 +43,6 @@ from tidegate.simulate.workload import Workload, WorkloadRequest
 ROUNDS = 10
 BLOCK, SEATS, BUDGET = 16, 256, 8192
 COST_MODELS = ("formula", "kernel tables")
-STARTS = ("together", "spread")
 SYSTEMS = {"h100_sxm": "h100", "h200_sxm": "h200"}
 MODELS = {
     "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
@@ -114,7 +114,7 @@ def cost_of(name: str, hardware: str, model: str, tp: int, engine: str) -> StepC
     return KernelTables(find_hardware(hardware), find_model(model), tp, backend=engine)
 
 
-def run(m: Measurement, cost_model: str, start: str) -> tuple[float, float]:
+def run(m: Measurement, cost_model: str, spread: bool) -> tuple[float, float]:
     """Mean TTFT and TPOT of the simulated measurement, seconds."""
     cost = cost_of(cost_model, m.hardware, m.model, m.tp, m.engine)
     preset, changed = ENGINES[m.engine]
@@ -122,7 +122,7 @@ def run(m: Measurement, cost_model: str, start: str) -> tuple[float, float]:
     limits = Limits(num_blocks=pool_blocks(cost, BLOCK), block_size=BLOCK, **known)
     records: list[Record] = []
     simulate(
-        Workload(m.engine, (), (clients(m, cost, start),)),
+        Workload(m.engine, (), (clients(m, cost, spread),)),
         EngineSetup(build_policy(preset, {**changed, "max_waiting": None}), limits, cost),
         records.extend,
     )
@@ -130,72 +130,73 @@ def run(m: Measurement, cost_model: str, start: str) -> tuple[float, float]:
     return fmean(s for s in ttfts if s is not None), fmean(s for s in tpots if s is not None)
 
 
-def clients(m: Measurement, cost: StepCost, start: str) -> ClosedLoop:
-    """The measurement's clients, who begin in one of STARTS."""
+def clients(m: Measurement, cost: StepCost, spread: bool) -> ClosedLoop:
+    """The measurement's clients, who begin together, or spread over about the time of one request."""
     asked = m.clients * ROUNDS
     context = m.prompt_tokens + m.output_tokens // 2
     decode = cost.step_seconds(decodes=m.clients, context=m.clients * context)
-    over = cost.prefill_seconds(m.prompt_tokens) + m.output_tokens * decode if start == "spread" else 0.0
+    over = cost.prefill_seconds(m.prompt_tokens) + m.output_tokens * decode if spread else 0.0
     begin = [over * client / m.clients for client in range(m.clients)]
     request = WorkloadRequest(0.0, m.prompt_tokens, m.output_tokens)
     return ClosedLoop(m.clients, (request,) * asked, (*begin, *[0.0] * (asked - m.clients)))
 
 
-def compared(measurements: Sequence[Measurement]) -> Iterator[dict[str, Any]]:
-    """A row for each measurement, cost model and start."""
+def compared(measurements: Sequence[Measurement], spread: bool) -> Iterator[dict[str, Any]]:
+    """A row for each measurement and cost model."""
     for m in measurements:
         for cost_model in COST_MODELS:
-            for start in STARTS:
-                ttft, tpot = run(m, cost_model, start)
-                found = {"simulated_ttft_s": round(ttft, 4), "simulated_tpot_s": round(tpot, 5)}
-                yield {**asdict(m), "cost_model": cost_model, "start": start, **found}
+            ttft, tpot = run(m, cost_model, spread)
+            found = {"simulated_ttft_s": round(ttft, 4), "simulated_tpot_s": round(tpot, 5)}
+            yield {**asdict(m), "cost_model": cost_model, **found}
 
 
 def groups(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Errors over all measurements, by GPUs, and by engine, model and GPUs; for each cost model and start."""
+    """Errors over all measurements, by GPUs, and by engine, model and GPUs; for each cost model."""
     named: dict[tuple[str, str, int | str], list[Mapping[str, Any]]] = {}
     for row in rows:
         engine, model, tp = row["engine"], row["model"], row["tp"]
         for group in (("all", "all", "all"), ("all", "all", tp), (engine, model, tp)):
             named.setdefault(group, []).append(row)
-    ordered = sorted(named, key=lambda group: (group[0] != "all", *map(str, group)))
     return [
-        {"engine": engine, "model": model, "tp": tp, "cost_model": cost_model, "start": start, **errors(chosen)}
-        for engine, model, tp in ordered
+        {"engine": engine, "model": model, "tp": tp, "cost_model": cost_model}
+        | errors([row for row in named[engine, model, tp] if row["cost_model"] == cost_model])
+        for engine, model, tp in sorted(named, key=lambda group: (group[0] != "all", *map(str, group)))
         for cost_model in COST_MODELS
-        for start in STARTS
-        if (chosen := _of(named[engine, model, tp], cost_model, start))
     ]
 
 
-def _of(rows: Sequence[Mapping[str, Any]], cost_model: str, start: str) -> list[Mapping[str, Any]]:
-    return [row for row in rows if (row["cost_model"], row["start"]) == (cost_model, start)]
-
-
 def errors(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Of TTFT and TPOT: median and p90 of the absolute relative error, and the median of simulated over measured."""
+    """Of each latency: median and p90 of the absolute relative error, and the median of simulated over measured."""
     found: dict[str, float] = {"rows": len(rows)}
-    for what in ("ttft", "tpot"):
-        ratio = np.array([row[f"simulated_{what}_s"] / row[f"{what}_s"] for row in rows])
+    for name, latency in LATENCIES.items():
+        ratio = np.array([latency(row, "simulated_") / latency(row, "") for row in rows])
         error = np.abs(ratio - 1)
         of = {"median": np.median(error), "p90": np.quantile(error, 0.9), "ratio": np.median(ratio)}
-        found |= {f"{what}_{name}": round(float(value), 3) for name, value in of.items()}
+        found |= {f"{name}_{statistic}": round(float(value), 3) for statistic, value in of.items()}
     return found
 
 
-def measure(every: int = 1) -> dict[str, Any]:
+LATENCIES: Mapping[str, Callable[[Mapping[str, Any], str], float]] = {
+    "ttft": lambda row, whose: row[f"{whose}ttft_s"],
+    "tpot": lambda row, whose: row[f"{whose}tpot_s"],
+    "e2e": lambda row, whose: row[f"{whose}ttft_s"] + (row["output_tokens"] - 1) * row[f"{whose}tpot_s"],
+}
+
+
+def measure(every: int = 1, spread: bool = False) -> dict[str, Any]:
     """The whole document; `every` takes only each so-manyth measurement."""
     measurements, counts = read_measurements()
-    rows = list(compared(measurements[::every]))
-    return {"rounds": ROUNDS, "counts": counts, "groups": groups(rows), "rows": rows}
+    rows = list(compared(measurements[::every], spread))
+    return {"rounds": ROUNDS, "spread": spread, "counts": counts, "groups": groups(rows), "rows": rows}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--every", type=int, default=1, help="only every N-th measurement")
+    parser.add_argument("--spread", action="store_true", help="clients begin over the time of one request")
     options = parser.parse_args()
-    document = measure(options.every)
+    document = measure(options.every, options.spread)
     if options.json:
         print_json(document)
         return
