@@ -93,8 +93,9 @@ def _engine(hardware: Hardware, model: ModelShape, tp: int, backend: str) -> Any
     """The library's engine. Raises InputError where it has none, and MissingExtra."""
     if backend not in BACKENDS:
         raise InputError(f"aiconfigurator has no tables of {backend!r}; there are: {', '.join(BACKENDS)}")
-    if HARDWARE.get(hardware.name) != hardware or hardware.name not in SYSTEMS:
-        raise InputError(f"aiconfigurator has no tables for hardware {hardware.name}; for: {', '.join(SYSTEMS)}")
+    if hardware.name not in SYSTEMS or hardware != HARDWARE[hardware.name]:
+        own = "" if HARDWARE.get(hardware.name) == hardware else " of a file"
+        raise InputError(f"aiconfigurator has no tables for hardware {hardware.name}{own}; for: {', '.join(SYSTEMS)}")
     if model.name not in MODEL_PATHS:
         raise InputError(f"aiconfigurator has no tables for model {model.name}; for: {', '.join(MODEL_PATHS)}")
     try:
