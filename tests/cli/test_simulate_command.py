@@ -86,6 +86,7 @@ def test_json_is_stable_and_the_same_bytes_in_every_process() -> None:
         "validated": True,
         "model": "llama-3.1-8b",
         "tp": 1,
+        "cost_model": "formula",
         "host_overhead_s": 0.0,
         "replicas": 2,
         "route": "random",

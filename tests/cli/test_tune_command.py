@@ -71,6 +71,7 @@ def test_the_same_seed_prints_the_same_bytes(tmp_path: Path) -> None:
         "validated": True,
         "model": "llama-3.1-8b",
         "tp": 1,
+        "cost_model": "formula",
         "host_overhead_s": 0.0,
         "replicas": 1,
         "route": None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,9 @@ from tidegate.core.slo import NO_SLO, Slo, SloClass
 from tidegate.core.step_time import LearnedStepTime
 from tidegate.executors.sim.cost import CostModel
 from tidegate.executors.sim.hardware import find_hardware
+from tidegate.executors.sim.kernel_tables import KernelTables
 from tidegate.executors.sim.models import find_model
+from tidegate.executors.sim.step_cost import StepCost
 from tidegate.observe.records import Record
 from tidegate.observe.steplog import StepRow
 from tidegate.simulate.run import EngineSetup, simulate
@@ -127,6 +129,34 @@ def test_so_it_is_where_memory_is_short_or_plenty(policy: str, limits: dict[str,
         slow = outcome(requests, setup(policy, **limits), True)
         assert outcome(requests, setup(policy, **limits), False) == slow
         assert outcome(requests, setup(policy, **limits), False, observed=False)[:2] == slow[:2]
+
+
+class Warming(StepCost):
+    """Steps that grow shorter as contexts grow, as measured kernels may."""
+
+    validated = False
+
+    def step_seconds(self, chunks: Iterable[tuple[int, int]] = (), decodes: int = 0, context: int = 0) -> float:
+        tokens = decodes + sum(length for _, length in chunks)
+        return 0.01 / (1 + context / 500) + 1e-5 * tokens if tokens else 0.0
+
+
+OTHERS: dict[str, Callable[[], StepCost]] = {
+    "kernel tables": lambda: KernelTables(COST.hardware, COST.model, host_overhead=1e-3),
+    "kernel tables, two GPUs": lambda: KernelTables(COST.hardware, COST.model, tp=2, backend="sglang"),
+    "warming": lambda: Warming("warming", COST.hardware, COST.model),
+}
+
+
+@pytest.mark.parametrize("policy", ["joint", "priority", "vllm-v1"])
+@pytest.mark.parametrize("cost", OTHERS)
+def test_so_it_is_with_other_cost_models(policy: str, cost: str) -> None:
+    for num_blocks, rate in ((400, 3.0), (90, 25.0)):
+        priced = replace(setup(policy, num_blocks=num_blocks), cost=OTHERS[cost]())
+        requests = load(3, 80, rate)
+        slow = outcome(requests, priced, True)
+        assert outcome(requests, priced, False) == slow
+        assert outcome(requests, priced, False, observed=False)[:2] == slow[:2]
 
 
 def test_pools_that_are_short_were_met() -> None:

@@ -26,7 +26,7 @@ def settings(name: str = "joint", **sections: dict[str, object]) -> Config:
 
 
 def trials() -> Trials:
-    return Trials(partial(engine_setup, cost=cost_model("h100", "llama-3.1-8b", 1, 0.0)), FleetSetup())
+    return Trials(partial(engine_setup, cost=cost_model("h100", "llama-3.1-8b", 1, 0.0, "formula")), FleetSetup())
 
 
 # What is searched

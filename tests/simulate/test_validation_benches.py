@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 
-from bench.validation import mooncake, sarathi, vtc
+from bench.validation import mooncake, sarathi, silicon, vtc
 from tidegate.observe.records import Record
 from tidegate.simulate.traces import load_workload
 
@@ -70,3 +71,40 @@ def test_sarathi_has_the_documented_fields(monkeypatch: pytest.MonkeyPatch) -> N
         *("p99_tbt_s", "median_wait_s"),
     ]
     assert all(isinstance(passed, bool) for passed in document["checks"].values())
+
+
+def test_silicon_has_the_documented_fields() -> None:
+    document = json.loads(json.dumps(silicon.measure(120)))
+    assert list(document) == ["rounds", "spread", "counts", "groups", "rows"]
+    assert list(document["counts"].values()) == [5221, 1884, 783, 351, 351]
+    assert len(document["rows"]) == 3 * 2  # measurements and cost models
+    assert list(document["rows"][0]) == [
+        *("engine", "model", "hardware", "tp", "clients", "prompt_tokens", "output_tokens", "ttft_s", "tpot_s"),
+        *("cost_model", "simulated_ttft_s", "simulated_tpot_s"),
+    ]
+    assert list(document["groups"][0]) == [
+        *("engine", "model", "tp", "cost_model", "rows", "ttft_median", "ttft_p90", "ttft_ratio"),
+        *("tpot_median", "tpot_p90", "tpot_ratio", "e2e_median", "e2e_p90", "e2e_ratio"),
+    ]
+    total = [(g["cost_model"], g["rows"]) for g in document["groups"] if g["tp"] == "all"]
+    assert total == [(cost, 3) for cost in silicon.COST_MODELS]
+
+
+def test_silicon_counts_errors_on_either_side() -> None:
+    measured = {"ttft_s": 1.0, "tpot_s": 0.1, "output_tokens": 11}
+    simulated = [(1.2, 0.05), (0.6, 0.15), (1.0, 0.1)]
+    found = silicon.errors([measured | {"simulated_ttft_s": a, "simulated_tpot_s": b} for a, b in simulated])
+    assert (found["rows"], found["ttft_median"], found["ttft_p90"], found["ttft_ratio"]) == (3, 0.2, 0.36, 1.0)
+    assert (found["tpot_median"], found["tpot_ratio"]) == (0.5, 1.0)
+    assert (found["e2e_median"], found["e2e_ratio"]) == (0.05, 1.0)  # 1.7, 2.1 and 2.0 s, measured 2.0
+
+
+def test_clients_of_silicon_begin_together_or_spread_over_one_request() -> None:
+    m = silicon.Measurement("vllm", "llama-3.1-8b", "h100", 1, 4, 512, 64, 0.1, 0.01)
+    cost = silicon.cost_of("formula", m.hardware, m.model, m.tp, m.engine)
+    together, spread = (silicon.clients(m, cost, spread) for spread in (False, True))
+    assert len(together) == len(spread) == m.clients * silicon.ROUNDS
+    assert set(together.think_s) == {0.0}
+    gaps = [b - a for a, b in pairwise(spread.think_s[:4])]
+    assert gaps == pytest.approx([gaps[0]] * 3)
+    assert 4 * gaps[0] > cost.prefill_seconds(512) + 64 * cost.step_seconds(decodes=4, context=4 * 512)

@@ -13,6 +13,7 @@ import typer
 
 from tidegate.cli.engine_options import (
     ConfigFile,
+    CostModelName,
     Declared,
     Engines,
     Hardware,
@@ -37,7 +38,7 @@ from tidegate.cli.workload_options import Map, Parts, TimeUnit
 from tidegate.cli.workload_options import load as load_parts
 
 if TYPE_CHECKING:
-    from tidegate.executors.sim.cost import CostModel
+    from tidegate.executors.sim.step_cost import StepCost
     from tidegate.simulate.capacity import Answer, Case
     from tidegate.simulate.run import FleetSetup
     from tidegate.simulate.workload import Workload
@@ -94,6 +95,7 @@ def capacity(
     hardware: Hardware = "h100",
     model: ModelShape = "llama-3.1-8b",
     tp: Tp = 1,
+    cost_model_name: CostModelName = "formula",
     num_blocks: NumBlocks = None,
     max_num_seqs: MaxNumSeqs = None,
     max_num_batched_tokens: MaxNumBatchedTokens = None,
@@ -118,7 +120,7 @@ def capacity(
     if at is not None and precision is not None:
         raise InputError("--precision does nothing with --at: engines are whole")
     precision = precision or PRECISION
-    cost = cost_model(hardware, model, tp, host_overhead)
+    cost = cost_model(hardware, model, tp, host_overhead, cost_model_name)
     options = {"num_blocks": num_blocks, "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
     runs = [(name, *load_setup(name, cost, config, options)) for name in policy_names(policy)]
     classes = runs[0][1].slo_classes
@@ -213,7 +215,7 @@ def _find(cases: Sequence[tuple[str, Case]], samples: Sequence[Workload], ask: A
 
 
 def _document(
-    load: Workload, cost: CostModel, fleet: FleetSetup, asked: Mapping[str, Any], found: Sequence[Found]
+    load: Workload, cost: StepCost, fleet: FleetSetup, asked: Mapping[str, Any], found: Sequence[Found]
 ) -> dict[str, Any]:
     """The documented output of `--json` (docs/capacity.md)."""
     at = asked["at"]
@@ -255,7 +257,7 @@ def _whole(engines: float) -> int | None:
     return int(engines) if isfinite(engines) else None
 
 
-def _show(load: Workload, cost: CostModel, fleet: FleetSetup, at: float | None, found: Sequence[Found]) -> None:
+def _show(load: Workload, cost: StepCost, fleet: FleetSetup, at: float | None, found: Sequence[Found]) -> None:
     from tidegate.cli.output import print_table
 
     requests = f"{load.name}, {load.total:,} requests at {load.rate:.3g}/s"

@@ -12,7 +12,7 @@ from tidegate.routing.route import ROUTES
 
 if TYPE_CHECKING:
     from tidegate.config import Config
-    from tidegate.executors.sim.cost import CostModel
+    from tidegate.executors.sim.step_cost import StepCost
     from tidegate.routing.route import Route
     from tidegate.simulate.run import EngineSetup, FleetSetup
 
@@ -23,6 +23,13 @@ Policies = Annotated[
 Hardware = Annotated[str, typer.Option(help="A name of `tidegate hardware`, or a .toml of `tidegate calibrate`.")]
 ModelShape = Annotated[str, typer.Option(help="A model shape (see `tidegate cost --list`).")]
 Tp = Annotated[int, typer.Option(help="GPUs that share the model (tensor parallel degree).")]
+CostModelName = Annotated[
+    str,
+    typer.Option(
+        "--cost-model",
+        help="formula, or the kernel tables of aiconfigurator, for one of its backends: aiconfigurator:vllm.",
+    ),
+]
 NumBlocks = Annotated[
     int | None, typer.Option(min=1, help="KV blocks; by default what the weights leave of the memory holds.")
 ]
@@ -53,13 +60,22 @@ class Engines(NamedTuple):
     seed: int
 
 
-def cost_model(hardware: str, model: str, tp: int, host_overhead_ms: float) -> CostModel:
-    """What a step costs on the named hardware."""
+def cost_model(hardware: str, model: str, tp: int, host_overhead_ms: float, name: str) -> StepCost:
+    """The cost model called `name` of a model on the named hardware. Raises InputError for unknown names."""
+    from tidegate.errors import InputError
     from tidegate.executors.sim.cost import CostModel
     from tidegate.executors.sim.models import find_model
     from tidegate.simulate.hardware_file import named_hardware
 
-    return CostModel(named_hardware(hardware), find_model(model), tp, host_overhead_ms / 1e3)
+    found, shape, overhead = named_hardware(hardware), find_model(model), host_overhead_ms / 1e3
+    if name == "formula":
+        return CostModel(found, shape, tp, overhead)
+    from tidegate.executors.sim.kernel_tables import BACKENDS, KernelTables
+
+    library, _, backend = name.partition(":")
+    if library != "aiconfigurator":
+        raise InputError(f"no cost model {name!r}; there are: formula, aiconfigurator")
+    return KernelTables(found, shape, tp, overhead, backend or BACKENDS[0])
 
 
 def policy_names(given: Sequence[str] | None) -> list[str]:
@@ -72,7 +88,7 @@ def policy_names(given: Sequence[str] | None) -> list[str]:
     return names
 
 
-def load_setup(name: str, cost: CostModel, path: Path | None, options: Mapping[str, Any]) -> tuple[Config, EngineSetup]:
+def load_setup(name: str, cost: StepCost, path: Path | None, options: Mapping[str, Any]) -> tuple[Config, EngineSetup]:
     """The configuration with `name` as its policy, and the engine that it describes."""
     from tidegate.cli.environment import config_path
     from tidegate.config import load_config
@@ -81,7 +97,7 @@ def load_setup(name: str, cost: CostModel, path: Path | None, options: Mapping[s
     return settings, engine_setup(settings, cost)
 
 
-def engine_setup(settings: Config, cost: CostModel) -> EngineSetup:
+def engine_setup(settings: Config, cost: StepCost) -> EngineSetup:
     """The engine that a configuration describes. Raises ConfigError where it has what no simulation has."""
     from functools import partial
 
@@ -148,21 +164,23 @@ def _pools(texts: Sequence[str], settings: Config) -> tuple[list[tuple[str, int]
     return pools, of_class
 
 
-def engine_json(cost: CostModel) -> dict[str, Any]:
+def engine_json(cost: StepCost) -> dict[str, Any]:
     """What is the same for every policy: the documented fields that say on what was simulated."""
     return {
         "hardware": cost.hardware.name,
-        "validated": cost.hardware.validated,
+        "validated": cost.validated,
         "model": cost.model.name,
         "tp": cost.tp,
-        "host_overhead_s": round(cost.base_s - cost.hardware.t0, 9),
+        "cost_model": cost.name,
+        "host_overhead_s": cost.host_overhead,
     }
 
 
-def engine_title(cost: CostModel, fleet: FleetSetup) -> str:
+def engine_title(cost: StepCost, fleet: FleetSetup) -> str:
     """The same in words: what runs on what, and behind which route."""
-    unvalidated = "" if cost.hardware.validated else " (unvalidated)"
+    by = "" if cost.name == "formula" else f", step times of {cost.name}"
+    unvalidated = "" if cost.validated else " (unvalidated)"
     gpus = f"{cost.tp} x {cost.hardware.name}" if cost.tp > 1 else cost.hardware.name
     if fleet.engines > 1:
         gpus = f"{fleet.engines} engines of {gpus}, route {fleet.route_name}"
-    return f"{cost.model.name} on {gpus}{unvalidated}"
+    return f"{cost.model.name} on {gpus}{unvalidated}{by}"

@@ -15,6 +15,7 @@ import typer
 
 from tidegate.cli.engine_options import (
     ConfigFile,
+    CostModelName,
     Declared,
     Engines,
     Hardware,
@@ -41,7 +42,7 @@ from tidegate.cli.workload_options import load as load_parts
 
 if TYPE_CHECKING:
     from tidegate.config import Config
-    from tidegate.executors.sim.cost import CostModel
+    from tidegate.executors.sim.step_cost import StepCost
     from tidegate.observe.records import Record, RecordWriter
     from tidegate.observe.steplog import StepRow
     from tidegate.observe.summary import ClassSummary
@@ -119,6 +120,7 @@ def simulate(
     hardware: Hardware = "h100",
     model: ModelShape = "llama-3.1-8b",
     tp: Tp = 1,
+    cost_model_name: CostModelName = "formula",
     num_blocks: NumBlocks = None,
     max_num_seqs: MaxNumSeqs = None,
     max_num_batched_tokens: MaxNumBatchedTokens = None,
@@ -158,7 +160,7 @@ def simulate(
 
     if out is None and (trace or decisions):
         raise InputError(f"{'--trace' if trace else '--decisions'} writes into a folder: add --out")
-    cost = cost_model(hardware, model, tp, host_overhead)
+    cost = cost_model(hardware, model, tp, host_overhead, cost_model_name)
     options = {"num_blocks": num_blocks, "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
     runs = [(name, *load_setup(name, cost, config, options)) for name in policy_names(policy)]
     fleet = fleet_setup(Engines(replicas, tuple(pool or ()), borrow, route, seed), runs[0][1])
@@ -242,7 +244,7 @@ def _report(out: Path, load: Workload, settings: Config, outcomes: list[Outcome]
     write_report(runs, out / "report.html", promises=settings.slo_classes, title=f"{load.name}, simulated")
 
 
-def _document(load: Workload, cost: CostModel, fleet: FleetSetup, outcomes: list[Outcome]) -> dict[str, Any]:
+def _document(load: Workload, cost: StepCost, fleet: FleetSetup, outcomes: list[Outcome]) -> dict[str, Any]:
     """The documented output of `--json` (docs/simulate.md)."""
     from tidegate.cli.summaries import summaries_json
 
@@ -266,7 +268,7 @@ def _document(load: Workload, cost: CostModel, fleet: FleetSetup, outcomes: list
     }
 
 
-def _show(load: Workload, cost: CostModel, fleet: FleetSetup, outcomes: list[Outcome]) -> None:
+def _show(load: Workload, cost: StepCost, fleet: FleetSetup, outcomes: list[Outcome]) -> None:
     from tidegate.cli.summaries import print_summaries
 
     title = f"{load.name}, {load.total:,} requests, {engine_title(cost, fleet)}"

@@ -11,6 +11,7 @@ import typer
 
 from tidegate.cli.engine_options import (
     ConfigFile,
+    CostModelName,
     Declared,
     Engines,
     Hardware,
@@ -68,6 +69,7 @@ def tune(
     hardware: Hardware = "h100",
     model: ModelShape = "llama-3.1-8b",
     tp: Tp = 1,
+    cost_model_name: CostModelName = "formula",
     num_blocks: NumBlocks = None,
     max_num_seqs: MaxNumSeqs = None,
     max_num_batched_tokens: MaxNumBatchedTokens = None,
@@ -91,7 +93,7 @@ def tune(
         raise InputError(f"no objective {objective!r}; there are: {', '.join(OBJECTIVES)}")
     if not out.parent.is_dir():
         raise InputError(f"cannot write {out}: there is no folder {out.parent}")
-    cost = cost_model(hardware, model, tp, host_overhead)
+    cost = cost_model(hardware, model, tp, host_overhead, cost_model_name)
     options = {"num_blocks": num_blocks, "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
     settings, _ = load_setup(policy, cost, config, options)
     fleet = fleet_setup(Engines(replicas, (), None, route, seed), settings)

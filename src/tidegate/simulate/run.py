@@ -17,8 +17,8 @@ from tidegate.core.predict import HistoryPredictor, Predictor
 from tidegate.core.scheduler import Scheduler
 from tidegate.core.slo import DEFAULT_CLASSES, SloClass
 from tidegate.errors import ConfigError
-from tidegate.executors.sim.cost import CostModel
 from tidegate.executors.sim.executor import SimExecutor
+from tidegate.executors.sim.step_cost import StepCost
 from tidegate.executors.sim.step_time import CostTime
 from tidegate.observe.records import Record, Recorder
 from tidegate.routing.route import Route
@@ -41,7 +41,7 @@ class EngineSetup:
 
     policy: Policy
     limits: Limits
-    cost: CostModel
+    cost: StepCost
     predictor: Callable[[], Predictor] = HistoryPredictor
 
     def scheduler(self) -> tuple[Scheduler, SimExecutor]:

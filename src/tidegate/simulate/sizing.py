@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from tidegate.errors import InputError
-from tidegate.executors.sim.cost import CostModel
+from tidegate.executors.sim.step_cost import StepCost
 
 MEMORY_SHARE = 0.9
 """Of the accelerator's memory, what weights and KV may take; the rest is for activations (vLLM's default)."""
 
 
-def pool_blocks(cost: CostModel, block_size: int, kv_memory: float | None = None) -> int:
+def pool_blocks(cost: StepCost, block_size: int, kv_memory: float | None = None) -> int:
     """KV blocks in `kv_memory` bytes, or else in what the weights leave of `MEMORY_SHARE` of the memory.
 
     Raises InputError where that is not one.

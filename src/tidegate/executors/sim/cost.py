@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tidegate.errors import InputError
 from tidegate.executors.sim.hardware import Hardware
 from tidegate.executors.sim.models import ModelShape
+from tidegate.executors.sim.step_cost import StepCost, check_prefill
 
 
-class CostModel:
-    """Seconds of steps of one model on one kind of hardware.
+class CostModel(StepCost):
+    """Seconds of steps by the formula. The fitted constants contain no host overhead.
 
     The coefficients are public so that a hot loop may use them itself: a step of decodes costs
     `base_s + ((decodes * token_s)**p + weights_p)**(1 / p) + context * kv_token_s`.
@@ -33,36 +33,13 @@ class CostModel:
     weights_p:    seconds of reading all weights, to the power of p
     kv_token_s:   reading one token's KV
     pair_s:       attention, a query-key pair
-    kv_shares:    over how many GPUs, each with a link of its own, a token's KV is spread
-
-    host_overhead: seconds that the host adds to each step (scheduling, launching, sampling); the fitted
-    constants contain none. Raises InputError for a `tp` that cannot share the heads evenly.
     """
 
-    __slots__ = (
-        "_root",
-        "base_s",
-        "hardware",
-        "kv_shares",
-        "kv_token_s",
-        "model",
-        "p",
-        "pair_s",
-        "token_s",
-        "tp",
-        "weights_p",
-    )
+    __slots__ = ("_root", "base_s", "kv_token_s", "p", "pair_s", "token_s", "weights_p")
 
     def __init__(self, hardware: Hardware, model: ModelShape, tp: int = 1, host_overhead: float = 0.0) -> None:
-        if tp < 1 or model.heads % tp or (model.kv_heads % tp and tp % model.kv_heads):
-            raise InputError(
-                f"{model.name} with {model.heads} heads and {model.kv_heads} KV heads cannot be spread over {tp} GPUs"
-            )
-        self.hardware = hardware
-        self.model = model
-        self.tp = tp
+        super().__init__("formula", hardware, model, tp, host_overhead)
         self.p = hardware.p
-        self.kv_shares = min(tp, model.kv_heads)
         compute, memory = hardware.peak_flops * tp, hardware.memory_bandwidth * tp
         self.base_s = hardware.t0 + host_overhead
         self.token_s = 2 * model.linear_parameters / (compute * hardware.e1)
@@ -71,13 +48,11 @@ class CostModel:
         self.pair_s = model.attention_flops / (compute * hardware.e3)
         self._root = 1 / hardware.p
 
-    def step_seconds(self, chunks: Iterable[tuple[int, int]] = (), decodes: int = 0, context: int = 0) -> float:
-        """Seconds of one step; 0 of an empty one.
+    @property
+    def validated(self) -> bool:
+        return self.hardware.validated
 
-        chunks:  (start, length) of each prefill chunk in tokens: `start` tokens of its request lie before it
-        decodes: requests that decode, one token each
-        context: tokens that they hold, summed over all of them
-        """
+    def step_seconds(self, chunks: Iterable[tuple[int, int]] = (), decodes: int = 0, context: int = 0) -> float:
         tokens, read, pairs = decodes, context, 0.0
         for start, length in chunks:
             tokens += length
@@ -87,25 +62,26 @@ class CostModel:
             return 0.0
         return self.base_s + self._linear(tokens) + read * self.kv_token_s + pairs * self.pair_s
 
-    def fixed_seconds(self, tokens: float) -> float:
-        """Seconds of a step that computes `tokens`, without what it reads and attends to."""
-        return self.base_s + self._linear(tokens)
+    def decode_span(self, decodes: int, context: int, steps: int) -> list[float]:
+        fixed, read = self.base_s + self._linear(decodes), self.kv_token_s
+        return [fixed + held * read for held in range(context, context + steps * decodes, decodes)]
+
+    def estimate(self, prefill_tokens: float, decodes: float, context: float) -> float:
+        # Asked several times in every plan, hence without further calls: `step_seconds` of such a step.
+        linear = (((prefill_tokens + decodes) * self.token_s) ** self.p + self.weights_p) ** self._root
+        pairs = prefill_tokens * (prefill_tokens + 1) * 0.5
+        return float(self.base_s + linear + context * self.kv_token_s + pairs * self.pair_s)
 
     def decode_seconds(self, batch: int, context: int) -> float:
         """Seconds of one step that decodes `batch` requests, each behind `context` tokens."""
         return self.step_seconds(decodes=batch, context=batch * context)
 
     def prefill_seconds(self, tokens: int, cached: float = 0, chunk: int | None = None) -> float:
-        """Seconds to compute a prompt of `tokens` alone, of which the first `cached` are there already.
+        """A closed form of adding up `step_seconds` over the chunks, so any length takes the same time.
 
-        `chunk` cuts it into steps of so many tokens, each of which reads the weights and all KV before it again.
-        A closed form of adding up `step_seconds` over the chunks, so any length takes the same time. `cached`
-        may be a fraction, for estimates. At least some of the prompt must be left to compute: raises ValueError.
+        Each chunk reads the weights and all KV before it again. `cached` may be a fraction, for estimates.
         """
-        if not 0 <= cached < tokens:
-            raise ValueError(f"cached must be from 0 to under {tokens} tokens, not {cached}")
-        if chunk is not None and chunk < 1:
-            raise ValueError(f"a chunk must be at least 1 token, not {chunk}")
+        check_prefill(tokens, cached, chunk)
         todo = tokens - cached
         size = todo if chunk is None else min(chunk, todo)
         full = int(todo // size)

@@ -9,7 +9,7 @@ from math import inf
 from tidegate.core.copy_time import CopyTime
 from tidegate.core.plan import Copy, StepPlan, StepResult
 from tidegate.core.quiet import QuietSteps
-from tidegate.executors.sim.cost import CostModel
+from tidegate.executors.sim.step_cost import StepCost
 
 
 class SimExecutor:
@@ -20,7 +20,7 @@ class SimExecutor:
 
     __slots__ = ("_block_copy_s", "cost")
 
-    def __init__(self, cost: CostModel, block_size: int) -> None:
+    def __init__(self, cost: StepCost, block_size: int) -> None:
         self.cost = cost
         link = cost.hardware.link_bandwidth * cost.kv_shares
         self._block_copy_s = block_size * cost.model.kv_bytes_per_token / link
@@ -49,21 +49,18 @@ class SimExecutor:
         `times` are the ends of the first of them, of which there may be none yet; the first begins at `begin`.
         The same additions as step by step, so that the times are the same to the last bit.
         """
-        cost, decodes = self.cost, quiet.decodes
-        at = times[-1] if times else begin
-        left = quiet.steps - len(times)
-        if not left or at >= quiet.until or at > until:
-            return
-        fixed, read = cost.fixed_seconds(decodes), cost.kv_token_s
-        context = quiet.context + len(times) * decodes
-        within = min(until, quiet.until) - at
-        if within < inf:  # no later step is shorter than the first
-            left = min(left, 2 + int(within / (fixed + context * read)))
-        seconds = [fixed + held * read for held in range(context, context + left * decodes, decodes)]
-        ends = list(accumulate(seconds, initial=at))
-        # The first that ends after `until`, and the first that may not be planned any more, are the bounds.
-        last = min(bisect_right(ends, until, 1) + 1, bisect_left(ends, quiet.until, 1) + 1)
-        times += ends[1:last]
+        span, decodes = self.cost.decode_span, quiet.decodes
+        within = min(until, quiet.until)
+        while len(times) < quiet.steps:
+            at, left = times[-1] if times else begin, quiet.steps - len(times)
+            if at >= quiet.until or at > until:
+                return
+            context = quiet.context + len(times) * decodes
+            if within < inf:  # so many if none is shorter than the first; where one is, it is looked at again
+                left = min(left, 2 + int((within - at) / span(decodes, context, 1)[0]))
+            ends = list(accumulate(span(decodes, context, left), initial=at))
+            # The first that ends after `until`, and the first that may not be planned any more, are the bounds.
+            times += ends[1 : min(bisect_right(ends, until, 1) + 1, bisect_left(ends, quiet.until, 1) + 1)]
 
     def _copy_seconds(self, copies: list[Copy]) -> float:
         return sum(len(copy.device) for copy in copies) * self._block_copy_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from tidegate.executors.sim.cost import CostModel
+from tidegate.executors.sim.step_cost import StepCost
 
 
 class CostTime:
@@ -14,17 +14,13 @@ class CostTime:
     chunk: tokens of one prefill step at most
     """
 
-    __slots__ = (
-        "_base_s", "_chunk", "_cost", "_decode", "_kv_token_s", "_p", "_pair_s", "_root", "_token_s", "_weights_p",
-    )  # fmt: skip
+    __slots__ = ("_chunk", "_cost", "_decode")
 
     learns: ClassVar[bool] = False
 
-    def __init__(self, cost: CostModel, chunk: int) -> None:
+    def __init__(self, cost: StepCost, chunk: int) -> None:
         self._cost = cost
         self._chunk = chunk
-        self._base_s, self._token_s, self._pair_s = cost.base_s, cost.token_s, cost.pair_s
-        self._kv_token_s, self._weights_p, self._p, self._root = cost.kv_token_s, cost.weights_p, cost.p, 1 / cost.p
         self._decode = cost.step_seconds(decodes=1)
 
     @property
@@ -42,10 +38,7 @@ class CostTime:
 
     def step(self, prefill_tokens: float, decodes: float, context_tokens: float = 0.0) -> float:
         """Seconds of one step: prompt tokens, decode tokens, and KV tokens that the decodes read."""
-        # Asked several times in every plan, hence without further calls: `CostModel.step_seconds` of such a step.
-        linear = (((prefill_tokens + decodes) * self._token_s) ** self._p + self._weights_p) ** self._root
-        pairs = prefill_tokens * (prefill_tokens + 1) * 0.5
-        return float(self._base_s + linear + context_tokens * self._kv_token_s + pairs * self._pair_s)
+        return self._cost.estimate(prefill_tokens, decodes, context_tokens)
 
     def observe(self, prefill_tokens: int, decodes: int, context_tokens: int, seconds: float) -> None:
         """There is nothing to learn."""
