@@ -176,6 +176,11 @@ class StepTime:
 
     learns: ClassVar[bool] = False
 
+    @property
+    def single(self) -> float:
+        """Seconds of a step that decodes one request."""
+        return self.decode
+
     def service(self, prefill_tokens: float, outputs: float) -> float:
         """Seconds to compute `prefill_tokens` and then `outputs` one by one, alone."""
         return prefill_tokens * self.prefill_token + outputs * self.decode

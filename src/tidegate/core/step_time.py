@@ -28,6 +28,11 @@ class StepModel(Protocol):
         ...
 
     @property
+    def single(self) -> float:
+        """Seconds of a step that decodes one request, behind no context: no step is shorter."""
+        ...
+
+    @property
     def learns(self) -> bool:
         """Whether `observe` changes anything."""
         ...
@@ -91,6 +96,10 @@ class LearnedStepTime:
     @property
     def decode(self) -> float:
         return self.step(0, self._batch, self._context)
+
+    @property
+    def single(self) -> float:
+        return self.step(0, 1)
 
     def service(self, prefill_tokens: float, outputs: float) -> float:
         c = self.coefficients

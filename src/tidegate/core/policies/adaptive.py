@@ -65,7 +65,7 @@ class AdaptiveBudget:
         return max(1, largest(lambda n: ctx.step_time.step(0, n, context * n), limit, step.decodes))
 
     def stride(self, r: RequestView, step: StepView, ctx: PolicyContext) -> int:
-        pace = step.load.tightest(ctx.step_time.step(0, 1))
+        pace = step.load.tightest(ctx.step_time.single)
         yields = pace is not None and r.tier >= pace.tier and pace_of(r.slo) == inf
         return self.max_stride if yields else 1
 
@@ -73,7 +73,7 @@ class AdaptiveBudget:
         """Seconds that the step may take; None where nobody minds."""
         if not step.load.paces:
             return None
-        pace = step.load.tightest(ctx.step_time.step(0, 1))
+        pace = step.load.tightest(ctx.step_time.single)
         return None if pace is None else pace.seconds * (1.0 - self.margin)
 
 

@@ -28,6 +28,11 @@ class CostTime:
         """Seconds of a step that decodes one request."""
         return self._decode
 
+    @property
+    def single(self) -> float:
+        """The same."""
+        return self._decode
+
     def service(self, prefill_tokens: float, outputs: float) -> float:
         """Seconds to compute `prefill_tokens` and then `outputs` one by one, alone."""
         return self.prefill(prefill_tokens) + outputs * self._decode
