@@ -179,7 +179,7 @@ class StepTime:
     @property
     def single(self) -> float:
         """Seconds of a step that decodes one request."""
-        return self.decode
+        return self.step(0, 1)
 
     def service(self, prefill_tokens: float, outputs: float) -> float:
         """Seconds to compute `prefill_tokens` and then `outputs` one by one, alone."""
