@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from tidegate.config.idle import Scheduling, idle_scheduling
 from tidegate.core.copy_time import CopyTime
 from tidegate.core.events import Admitted, Arrived, Emitted, Event, Finished, Preempted, Rejected, Restored
 from tidegate.core.limits import Limits
@@ -24,12 +25,12 @@ from tidegate.core.presets import DEFAULT_POLICY, PRESETS, Preset, compose, para
 from tidegate.core.request import Request
 from tidegate.core.scheduler import Scheduler
 from tidegate.custom import find_policy, is_own
-from tidegate.errors import InputError, RequestRefused
+from tidegate.errors import ConfigError, InputError, RequestRefused
 from tidegate.executors.scripted import Script, ScriptedExecutor
 from tidegate.predictors.choice import build_predictor
 from tidegate.simulate.formula_time import FormulaTime
 from tidegate.simulate.nearest import nearest
-from tidegate.simulate.scenario import LIMIT_KEYS, Scenario, ScenarioConfig, ScenarioRequest
+from tidegate.simulate.scenario import LIMIT_KEYS, Scenario, ScenarioConfig, ScenarioRequest, place
 
 if TYPE_CHECKING:
     from tidegate.observe.trace import TraceWriter
@@ -140,7 +141,9 @@ def run(
     copy_time = CopyTime() if config.copy_block_s is None else CopyTime(config.copy_block_s, config.copy_block_s)
     step_time = FormulaTime.of(config.step_ms, config.budget, config.prefill_token_s)
     context = PolicyContext(predictor=OraclePredictor(), step_time=step_time, copy_time=copy_time)
-    planner = scheduler(chosen, _limits(config, preset), context)
+    limits = _limits(config, preset)
+    _refuse_idle(config, chosen, limits, policy)
+    planner = scheduler(chosen, limits, context)
     sizes = {"num_blocks": config.num_blocks, "block_size": config.block_size, "max_num_seqs": config.max_seqs}
     double = executor(**sizes, host_blocks=config.host_blocks, disk_blocks=config.disk_blocks)
     game = _Run(scenario, chosen.name, planner, double, trace)
@@ -161,9 +164,18 @@ def _policy(config: ScenarioConfig, policy: str | Policy | None) -> tuple[Policy
         built = found
         if config.door:
             built = replace(built, admit=QueueLimit(**config.door))
-    if not config.mixed_batches:
-        built = replace(built, features=replace(built.features, mixed_batches=False))
+    if config.mixed_batches is not None:
+        built = replace(built, features=replace(built.features, mixed_batches=config.mixed_batches))
     return built, preset
+
+
+def _refuse_idle(config: ScenarioConfig, chosen: Policy, limits: Limits, asked: str | Policy | None) -> None:
+    """Raise ConfigError for what the file or the command line says and that does nothing beside the rest."""
+    host = bool(limits.host_blocks or limits.disk_blocks)
+    written = config.written | ({"cfg.policy"} if asked is not None else set())
+    for said, why in idle_scheduling(Scheduling(limits, chosen, host), chosen.name, place).items():
+        if said in written:
+            raise ConfigError(f"{said} does nothing {why}")
 
 
 def _find(config: ScenarioConfig, wanted: str | None) -> Preset | Policy:
