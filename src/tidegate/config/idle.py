@@ -114,7 +114,7 @@ SCHEDULING: tuple[Row[Scheduling], ...] = (
         _OWN_DOOR,
     ),
     Row(
-        ("scheduler.policy", "policy.beta", "policy.age"),
+        ("policy.beta", "policy.age", "scheduler.policy"),
         lambda s: not s.limits.prefix_caching and isinstance(s.order, PrefixShare | LongestPrefix),
         "without scheduler.prefix_caching = true: the order goes by what is cached",
     ),
@@ -172,14 +172,13 @@ SCHEDULING: tuple[Row[Scheduling], ...] = (
     ),
     Row(("scheduler.stall_steps",), lambda s: s.limits.headroom == "declared", 'with scheduler.headroom = "declared"'),
     Row(
-        (
-            "scheduler.resume_span",
-            "scheduler.max_preemptions",
-            "scheduler.nearly_done",
-            "policy.victim",
-            "policy.spare",
-        ),
+        ("scheduler.resume_span", "scheduler.nearly_done", "policy.victim", "policy.spare"),
         lambda s: not s.evicts,
+        _NOBODY_EVICTED,
+    ),
+    Row(  # 0 reserves everybody's whole footprint
+        ("scheduler.max_preemptions",),
+        lambda s: not s.evicts and s.limits.max_preemptions > 0,
         _NOBODY_EVICTED,
     ),
     Row(("policy.restore", *_POOLS), lambda s: not s.evicts and s.host, _NOBODY_EVICTED),
@@ -203,7 +202,7 @@ SCHEDULING: tuple[Row[Scheduling], ...] = (
     Row(
         ("policy.budget",),
         lambda s: not s.policy.features.mixed_batches and isinstance(s.policy.budget, AdaptiveBudget),
-        "for those who decode without policy.mixed_batches = true",
+        "that keeps a promise without policy.mixed_batches = true",
     ),
     Row(
         ("policy.max_chunk",),
