@@ -165,6 +165,11 @@ def played(seed: int, cfg: dict[str, Any], place: str, value: Any) -> dict[str, 
     return {**told, "policy": ""}
 
 
+def _without_reasons(told: dict[str, Any]) -> list[dict[str, Any]]:
+    """The steps without the scores behind them: ageing moves everybody's under fcfs, and so nobody's place."""
+    return [{key: value for key, value in step.items() if key != "why"} for step in told["steps"]]
+
+
 def shared(reqs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those with a prefix as families of two, because the members of a family share it."""
     return [{**r, "x": 2} if "share" in r else r for r in reqs]
@@ -185,7 +190,7 @@ def test_what_is_refused_does_nothing_and_what_would_have_to_change_is_told(
     for seed in range(4):
         one, other = (played(seed, cfg, place, value) for value in values)
         assert one["requests"] == other["requests"]
-        assert one["steps"] == other["steps"]
+        assert _without_reasons(one) == _without_reasons(other)
     assert any(played(seed, active, place, values[0]) != played(seed, active, place, values[1]) for seed in range(8))
 
 

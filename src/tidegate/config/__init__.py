@@ -9,6 +9,7 @@ idle.py       options that do nothing because of others
 sentences.py  mistakes in one sentence
 """
 
+from tidegate.config.idle import idle
 from tidegate.config.options import (
     DOOR,
     PER_ENGINE,
@@ -38,6 +39,7 @@ __all__ = [
     "PredictorConfig",
     "SchedulerConfig",
     "ServerConfig",
+    "idle",
     "load_config",
     "load_configs",
     "resolve",

@@ -16,6 +16,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from tidegate.config.idle import Scheduling, idle_scheduling
 from tidegate.core.copy_time import CopyTime
 from tidegate.core.events import Admitted, Arrived, Emitted, Event, Finished, Preempted, Rejected, Restored
+from tidegate.core.explain import seated
 from tidegate.core.limits import Limits
 from tidegate.core.plan import StepPlan, StepResult
 from tidegate.core.policies.doors import QueueLimit
@@ -47,7 +48,8 @@ class Step:
     """One row of a run. `free_blocks`, `waiting` and `running` are as planned, before the step's ends.
 
     `free_blocks` counts cached blocks that nobody holds; `waiting` counts everybody who has arrived
-    and has no seat, the preempted and the blocked included.
+    and has no seat, the preempted and the blocked included. `why` says of everybody who took a seat for
+    what reason.
     """
 
     step: int
@@ -57,6 +59,7 @@ class Step:
     admitted: list[str] = field(default_factory=list)
     preempted: list[dict[str, str]] = field(default_factory=list)
     restored: list[str] = field(default_factory=list)
+    why: dict[str, str] = field(default_factory=dict)
     rejected: list[dict[str, str]] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
     free_blocks: int = 0
@@ -424,10 +427,12 @@ class _Run:
                 self.waiting[r.id] = None
             case Admitted(request=r):
                 row.admitted.append(r.id)
+                row.why[r.id] = seated(Admitted, event.why)
                 self._seat(r.id)
                 self._end_of_wait(r.id, event.now - r.arrival)
             case Restored(request=r):
                 row.restored.append(r.id)
+                row.why[r.id] = seated(Restored, event.why)
                 self._seat(r.id)
             case Preempted(request=r):
                 row.preempted.append({"id": r.id, "mode": event.mode, "reason": event.reason})
