@@ -210,7 +210,7 @@ def test_who_asks_for_predicted_lengths(name: str) -> None:
     """Under pressure on seats and memory, with promises of every kind: no other policy can be harmed by an error."""
     predictor = Asked()
     policy = build_policy(name, {"max_waiting": 40})
-    limits = Limits(num_blocks=24, max_num_seqs=4, max_num_batched_tokens=64, headroom="none")
+    limits = Limits(num_blocks=14, max_num_seqs=4, max_num_batched_tokens=64, headroom="none")
     run = Run(Scheduler(policy, limits, PolicyContext(predictor, StepTime())))
     for n in range(12):
         promised = Slo(ttft=20.0, tpot=2.0, e2e=90.0) if n % 2 else Slo()
