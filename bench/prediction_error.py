@@ -6,6 +6,9 @@ The first requests of the shipped azure-conv trace arrive four times as fast, at
 takes 10 ms, 0.5 ms a decode and 0.05 ms a prompt token. The oracle's lengths are multiplied by `exp(error * z)`, z
 standard normal and fixed for each request; `history` is what a server would really have. Half of the requests are
 promised an end within 60 s.
+
+Of the policies that ship only `sjf`, `sla` and `joint` ask for predicted lengths (`tests/core/test_predict.py` holds
+the others to it); `fcfs` and `mlfq` stand for those that do not, whatever the error.
 """
 
 from __future__ import annotations

@@ -64,6 +64,10 @@ def test_too_few_and_other_bad_input(recorded: Path, tmp_path: Path) -> None:
             f"cannot write {tmp_path / 'no' / 'p.json'}: there",
         ),
         ((str(recorded), "--out", str(out), "--quantile", "2"), "from 1 to 3 quantiles from 0.01 to 0.99 can be"),
+        (
+            (str(recorded), "--out", str(out), "--quantile", "0.5", "--quantile", "0.50"),
+            "the same --quantile is named twice",
+        ),
         ((str(recorded),), "Missing option '--out'"),
     ):
         done = tidegate("predictor", "train", *arguments)

@@ -142,15 +142,15 @@ def test_a_wrong_name_is_told_in_one_sentence(name: str, told: str) -> None:
         ({"policy": {"ownpolicy:WHOLE": {"share": 0.5}}}, "is a whole policy and has no parameters"),
         (
             {"scheduler": {"policy": "ownpolicy:WHOLE"}, "aging": {"window": 5.0}},
-            "aging.window does nothing here: this policy is whole, with an order of its own",
+            'aging.window does nothing with scheduler.policy = "ownpolicy:WHOLE", whose order it does not change',
         ),
         (
             {"scheduler": {"policy": "ownpolicy:GUARDED", "max_waiting": 9}},
-            "scheduler.max_waiting does nothing here: this policy is whole, with a door of its own",
+            'scheduler.max_waiting does nothing with scheduler.policy = "ownpolicy:GUARDED", which is whole, with a',
         ),
         (
             {"scheduler": {"policy": "ownpolicy:GUARDED"}, "classes": {"batch": {"max_waiting": 9}}},
-            "classes.NAME.max_waiting does nothing here",
+            "classes.batch.max_waiting does nothing with scheduler.policy",
         ),
         ({"scheduler": {"policy": "ownpolicy:WITH_DOOR"}}, "a preset cannot set scheduler.max_waiting"),
         ({"scheduler": {"policy": "ownpolicy:Needy"}}, "needs its parameter 'step', which has no default"),

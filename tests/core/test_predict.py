@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.core.predict import MAX_ERROR, HistoryPredictor, NoisyPredictor, OraclePredictor, Predictor
+from tests.core.harness import Run
+from tidegate.core.limits import Limits
+from tidegate.core.policy import PolicyContext
+from tidegate.core.predict import MAX_ERROR, HistoryPredictor, NoisyPredictor, OraclePredictor, Predictor, StepTime
+from tidegate.core.presets import PRESETS, build_policy
 from tidegate.core.request import Request
+from tidegate.core.scheduler import Scheduler
+from tidegate.core.slo import Slo
+from tidegate.core.view import RequestView
 from tidegate.errors import ConfigError
 
 
@@ -181,3 +188,44 @@ def test_without_error_the_noisy_predictor_is_the_inner_one_and_it_learns() -> N
 def test_an_error_without_sense_is_refused(error: float) -> None:
     with pytest.raises(ConfigError, match="the error of a noisy predictor"):
         NoisyPredictor(OraclePredictor(), error)
+
+
+class Asked(OraclePredictor):
+    """Counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def output_tokens(self, r: RequestView) -> float:
+        self.times += 1
+        return super().output_tokens(r)
+
+    def output_quantile(self, r: RequestView, share: float) -> float:
+        self.times += 1
+        return super().output_quantile(r, share)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_who_asks_for_predicted_lengths(name: str) -> None:
+    """Under pressure on seats and memory, with promises of every kind: no other policy can be harmed by an error."""
+    predictor = Asked()
+    policy = build_policy(name, {"max_waiting": 40})
+    limits = Limits(num_blocks=14, max_num_seqs=4, max_num_batched_tokens=64, headroom="none")
+    run = Run(Scheduler(policy, limits, PolicyContext(predictor, StepTime())))
+    for n in range(12):
+        promised = Slo(ttft=20.0, tpot=2.0, e2e=90.0) if n % 2 else Slo()
+        run.add(
+            Request(
+                f"r{n}",
+                prompt_tokens=40,
+                max_tokens=40,
+                priority=n % 3,
+                tenant=f"t{n % 2}",
+                slo=promised,
+                oracle_tokens=40,
+            )
+        )
+        run.steps(2)
+    run.until_idle()
+    assert run.preemptions()
+    assert (predictor.times > 0) == (name in {"sjf", "sla", "joint"})

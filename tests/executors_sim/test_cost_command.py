@@ -120,6 +120,8 @@ def test_a_model_is_read_from_its_config(tmp_path: Path) -> None:
         (("--model", "llama-13b", "--tokens", "1", "--chunk", "0"), "a chunk must be at least 1 token, not 0"),
         (("--model", "llama-13b", "--tokens", "1", "--heads", "0"), "llama-13b (changed): heads must be at least 1"),
         (("--model", "./none", "--tokens", "1"), "cannot read none: No such file or directory"),
+        (("--list", "--tokens", "5"), "--tokens does nothing with --list, which only --json goes with"),
+        (("--list", "--tp", "1"), "--tp does nothing with --list, which only --json goes with"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], complaint: str) -> None:

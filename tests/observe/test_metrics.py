@@ -2,105 +2,12 @@
 
 from __future__ import annotations
 
-import random
-from collections import defaultdict
-
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-from tidegate.core.limits import Limits
-from tidegate.core.plan import StepPlan, StepResult
-from tidegate.core.presets import build_policy
+from tests.observe.counted import host, samples, total
 from tidegate.core.request import Request
-from tidegate.core.scheduler import Scheduler
-from tidegate.core.slo import DEFAULT_CLASSES, Slo
-from tidegate.errors import RequestRefused
-from tidegate.observe.metrics import MAX_CLASS_LABELS, OTHER, Labels, Metrics
-
-Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
-
-
-def samples(metrics: Metrics, scheduler: Scheduler, now: float) -> Samples:
-    """Every sample by name and labels."""
-    found: Samples = defaultdict(dict)
-    for family in text_string_to_metric_families(metrics.render(scheduler.snapshot(now)).decode()):
-        for sample in family.samples:
-            found[sample.name][tuple(sorted(sample.labels.items()))] = sample.value
-    return found
-
-
-def total(found: Samples, name: str, **labels: str) -> float:
-    """The sum of a metric's samples with these labels."""
-    return sum(value for at, value in found[name].items() if labels.items() <= dict(at).items())
-
-
-class Host:
-    """Steps a scheduler by hand, one second a step, and tells the metrics."""
-
-    def __init__(self, metrics: Metrics, scheduler: Scheduler) -> None:
-        self.metrics = metrics
-        self.scheduler = scheduler
-        self.now = 0.0
-
-    def step(self) -> None:
-        plan: StepPlan = self.scheduler.plan(self.now)
-        self.now += 1.0
-        if plan:
-            self.scheduler.apply(plan, StepResult([7] * len(plan.emitting())), self.now)
-            self.metrics.step(plan, 1.0)
-        self.metrics.events(self.scheduler.take_events())
-
-    def run(self) -> None:
-        while self.scheduler.has_work:
-            self.step()
-
-
-def host(max_waiting: int | None = None, num_blocks: int = 256, max_num_seqs: int = 16, **classes: int) -> Host:
-    policy = build_policy("priority", {"max_waiting": max_waiting})
-    limits = Limits(num_blocks, max_num_seqs=max_num_seqs, headroom="none")
-    return Host(Metrics([*DEFAULT_CLASSES, *classes], tenants=20), Scheduler(policy, limits))
-
-
-def test_s58_labels_stay_bounded_whatever_clients_call_themselves() -> None:
-    dice = random.Random(58)
-    at = host(max_waiting=900)
-    classes = [*DEFAULT_CLASSES, *(f"class-{i}" for i in range(30))]
-    refused = 0
-    for i in range(1000):
-        request = Request(
-            f"r{i}",
-            prompt_tokens=dice.randrange(1, 40),
-            max_tokens=3,
-            tenant=f"tenant-{dice.randrange(10_000)}",
-            slo_class=dice.choice(classes),
-            priority=dice.randrange(-7, 8),
-        )
-        try:
-            at.scheduler.add(request, at.now)
-        except RequestRefused:
-            refused += 1
-    at.step()
-    waiting = samples(at.metrics, at.scheduler, at.now)
-    assert total(waiting, "tidegate_requests_queued") == 900 - 16
-    at.run()
-    found = samples(at.metrics, at.scheduler, at.now)
-    labels = defaultdict(set)
-    for by_labels in found.values():
-        for key, value in (pair for at_ in by_labels for pair in at_):
-            labels[key].add(value)
-    assert labels["class"] == {*DEFAULT_CLASSES, OTHER}
-    assert len(labels["class"]) == MAX_CLASS_LABELS
-    assert len(labels["tenant"]) == 20
-    assert OTHER in labels["tenant"]
-    assert "priority" not in labels
-    assert total(found, "tidegate_requests_submitted_total") == 1000
-    assert total(found, "tidegate_requests_refused_total", reason="queue_full") == refused > 0
-    assert total(found, "tidegate_requests_finished_total") == 1000 - refused
-    assert total(found, "tidegate_tenant_requests_total") == 1000
-    assert total(found, "tidegate_requests_queued") == 0
-    for name in ("queue_wait", "ttft", "e2e"):
-        assert total(found, f"tidegate_{name}_seconds_count") == 1000 - refused
-    assert total(found, "tidegate_slo_met_total") == 1000 - refused
+from tidegate.core.slo import Slo
+from tidegate.observe.metrics import OTHER, Labels
 
 
 def test_promises_kept_and_broken_are_counted_by_class() -> None:

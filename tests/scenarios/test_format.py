@@ -143,7 +143,7 @@ REQUEST_KEYS = [
     "recomputed_tokens", "swapped_blocks", "cached_tokens", "max_gap_steps",
 ]  # fmt: skip
 STEP_KEYS = [
-    "step", "time", "scheduled", "emitted", "admitted", "preempted", "restored", "rejected", "finished",
+    "step", "time", "scheduled", "emitted", "admitted", "preempted", "restored", "why", "rejected", "finished",
     "free_blocks", "waiting", "running", "held_back_by",
 ]  # fmt: skip
 

@@ -57,7 +57,7 @@ def test_s19_headroom_never_locks_and_declared_never_evicts(
 ):
     """The pool holds at least one whole, whatever share of it must stay free beside others."""
     cfg = {"kv": peak(prompt, outputs, size) + spare, "block": size, "budget": 128, "max_seqs": 16}
-    cfg |= {"headroom": headroom, "watermark": watermark}
+    cfg |= {"headroom": headroom} | ({"watermark": watermark} if headroom == "watermark" else {})
     run = play(cfg, [{"id": "R", "x": count, "t": 0, "p": prompt, "o": outputs}], depth=depth)
     assert run["R[0]"].admitted_step == 0
     assert all(fate.outputs == outputs for fate in run.family("R").values())

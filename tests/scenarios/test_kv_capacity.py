@@ -156,7 +156,7 @@ def test_s23_no_idle_step_repeats(play):
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_s23_as_a_kind(play, count):
     """However many half-done prompts are allowed, nobody starts what cannot be finished."""
-    run = play("S23", set={"A.x": count, "B.x": count, "cfg.partial_prefills": 2 * count})
+    run = play("S23", set={"A.x": count, "B.x": count, "cfg.partial_prefills": 2 * count, "cfg.max_seqs": 16})
     assert all(fate.outputs == 16 for fate in run.outcome.requests.values())
     assert run.recomputed_tokens() == 0
 

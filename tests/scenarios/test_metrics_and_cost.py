@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.scenarios.drawn import few
 from tidegate.core.events import Emitted, Finished, Restored
 from tidegate.core.limits import Limits
 from tidegate.core.policy import Key
@@ -165,23 +166,23 @@ class CountingOrder:
         return Key(0, Compared(hash(r.id) % 1000))
 
 
-def _cost_of_deciding(waiting, short_of):
-    """Operations a step with 512 running, `waiting` waiting, nothing admissible, and one arrival a step."""
+def _cost_of_deciding(waiting, short_of, running=512, prompt=640):
+    """Operations of 8 steps with `running` running, `waiting` waiting, nothing admissible, and one arrival a step."""
     order = CountingOrder()
     engine = Engine(
         replace(build_policy("priority"), order=order),
-        num_blocks=100_000 if short_of == "seats" else 512,
+        num_blocks=100_000 if short_of == "seats" else running,
         block_size=128,
-        max_num_seqs=512 if short_of == "seats" else 600,
+        max_num_seqs=running if short_of == "seats" else running + 88,
         max_num_batched_tokens=8192,
         headroom="none",
     )
-    for index in range(512):
+    for index in range(running):
         engine.add(f"R{index}", 0.0, prompt=64, outputs=64)
     for step in range(8):
         engine.step(step, step + 1)
     for index in range(waiting):
-        engine.add(f"W{index}", 8.0, prompt=640, outputs=64)
+        engine.add(f"W{index}", 8.0, prompt=prompt, outputs=64)
     engine.step(8.0, 9.0)
     operations: Counter[str] = Counter()
     Compared.comparisons = order.asked = 0
@@ -193,10 +194,10 @@ def _cost_of_deciding(waiting, short_of):
         plan_at = 9.0 + step
         arrival = f"N{step}"
         sys.setprofile(count)
-        engine.add(arrival, plan_at, prompt=640, outputs=64)
+        engine.add(arrival, plan_at, prompt=prompt, outputs=64)
         plan = engine.scheduler.plan(plan_at)
         sys.setprofile(None)
-        assert len(plan.decodes) == 512
+        assert len(plan.decodes) == running
         assert not plan.admitted
         result = engine.executor.submit(plan).result()
         sys.setprofile(count)
@@ -234,3 +235,17 @@ def test_s59_bounded_window(costs):
 def test_s59_no_full_sort(costs):
     """A sort of the queue compares every entry at least once, every step."""
     assert costs[100_000]["comparisons"] < 100_000
+
+
+@given(
+    short_of=st.sampled_from(["seats", "blocks"]),
+    running=st.integers(1, 128),
+    prompt=st.integers(65, 900),
+    waiting=st.integers(100, 800),
+)
+@settings(few, max_examples=10)
+def test_s59_as_a_kind(short_of, running, prompt, waiting):
+    """With whatever runs and waits: ten times as many who wait cost at most twice as much."""
+    least, more = (_cost_of_deciding(n, short_of, running, prompt) for n in (waiting, 10 * waiting))
+    assert all(more[measure] <= 2 * least[measure] for measure in least), (least, more)
+    assert more["keys"] <= 2 * 8

@@ -31,7 +31,7 @@ from tidegate.cli.engine_options import (
     engine_json,
     engine_title,
     fleet_setup,
-    load_setup,
+    load_setups,
     policy_names,
 )
 from tidegate.cli.workload_options import Map, Parts, TimeUnit
@@ -122,7 +122,8 @@ def capacity(
     precision = precision or PRECISION
     cost = cost_model(hardware, model, tp, host_overhead, cost_model_name)
     options = {"num_blocks": num_blocks, "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-    runs = [(name, *load_setup(name, cost, config, options)) for name in policy_names(policy)]
+    names = policy_names(policy)
+    runs = [(name, *made) for name, made in zip(names, load_setups(names, cost, config, options), strict=True)]
     classes = runs[0][1].slo_classes
     engines = Engines(replicas if at is None else 2, (), None, route, seed)
     fleet = fleet_setup(engines, runs[0][1])

@@ -27,6 +27,7 @@ QUOTED = {
 
 
 def cost(
+    ctx: typer.Context,
     model: Annotated[
         str | None, typer.Option(help="A shape of --list, or the path of a config.json or its folder (./NAME).")
     ] = None,
@@ -67,6 +68,7 @@ def cost(
     from tidegate.simulate.hardware_file import named_hardware
 
     if listing:
+        _refuse_others(ctx)
         _list_shapes(as_json)
         return
     if not tokens:
@@ -92,6 +94,16 @@ def cost(
         print_json(documents[0] if len(documents) == 1 else documents)
     else:
         _show(ways, prices)
+
+
+def _refuse_others(ctx: typer.Context) -> None:
+    """Raise InputError for what was said beside --list and --json: it would do nothing."""
+    from tidegate.errors import InputError
+
+    for parameter in ctx.command.params:
+        source = ctx.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "COMMANDLINE" and parameter.name not in ("listing", "as_json"):
+            raise InputError(f"{parameter.opts[0]} does nothing with --list, which only --json goes with")
 
 
 def _shape(model: str | None, given: dict[str, Any]) -> ModelShape:

@@ -88,13 +88,15 @@ def policy_names(given: Sequence[str] | None) -> list[str]:
     return names
 
 
-def load_setup(name: str, cost: StepCost, path: Path | None, options: Mapping[str, Any]) -> tuple[Config, EngineSetup]:
-    """The configuration with `name` as its policy, and the engine that it describes."""
+def load_setups(
+    names: Sequence[str], cost: StepCost, path: Path | None, options: Mapping[str, Any]
+) -> list[tuple[Config, EngineSetup]]:
+    """The configuration with each of `names` as its policy, and the engine that it describes."""
     from tidegate.cli.environment import config_path
-    from tidegate.config import load_config
+    from tidegate.config import load_configs
 
-    settings = load_config(config_path(path), {"scheduler": {**options, "policy": name}})
-    return settings, engine_setup(settings, cost)
+    configs = load_configs(config_path(path), names, {"scheduler": options})
+    return [(settings, engine_setup(settings, cost)) for settings in configs]
 
 
 def engine_setup(settings: Config, cost: StepCost) -> EngineSetup:

@@ -43,6 +43,8 @@ def train(
 
     if not out.parent.is_dir():
         raise InputError(f"cannot write {out}: there is no folder {out.parent}")
+    if quantile and len(set(quantile)) < len(quantile):
+        raise InputError("the same --quantile is named twice")
     runs = [(str(path), read_records(path)) for path in records]
     done = training.train(runs, quantile or training.DEFAULT_QUANTILES, declared)
     save_model(done.model, out)

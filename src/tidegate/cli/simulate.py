@@ -34,7 +34,7 @@ from tidegate.cli.engine_options import (
     engine_json,
     engine_title,
     fleet_setup,
-    load_setup,
+    load_setups,
     policy_names,
 )
 from tidegate.cli.workload_options import Map, Parts, TimeUnit
@@ -162,7 +162,8 @@ def simulate(
         raise InputError(f"{'--trace' if trace else '--decisions'} writes into a folder: add --out")
     cost = cost_model(hardware, model, tp, host_overhead, cost_model_name)
     options = {"num_blocks": num_blocks, "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-    runs = [(name, *load_setup(name, cost, config, options)) for name in policy_names(policy)]
+    names = policy_names(policy)
+    runs = [(name, *made) for name, made in zip(names, load_setups(names, cost, config, options), strict=True)]
     fleet = fleet_setup(Engines(replicas, tuple(pool or ()), borrow, route, seed), runs[0][1])
     load = load_parts(workload, columns, time_unit, seed, closed_loops=True).rate_scaled(rate_scale)
     load = load if limit is None else load.limited(limit)

@@ -30,7 +30,7 @@ from tidegate.cli.engine_options import (
     engine_setup,
     engine_title,
     fleet_setup,
-    load_setup,
+    load_setups,
 )
 from tidegate.cli.workload_options import Map, Parts, TimeUnit
 from tidegate.cli.workload_options import load as load_parts
@@ -95,7 +95,7 @@ def tune(
         raise InputError(f"cannot write {out}: there is no folder {out.parent}")
     cost = cost_model(hardware, model, tp, host_overhead, cost_model_name)
     options = {"num_blocks": num_blocks, "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-    settings, _ = load_setup(policy, cost, config, options)
+    ((settings, _),) = load_setups([policy], cost, config, options)
     fleet = fleet_setup(Engines(replicas, (), None, route, seed), settings)
     load = load_parts(workload, columns, time_unit, seed, closed_loops=False).rate_scaled(rate_scale)
     search = Search(policy, objective, trials, hold_out, seed)

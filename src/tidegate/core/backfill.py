@@ -17,6 +17,7 @@ from tidegate.core.kv import KvCache
 from tidegate.core.limits import Limits
 from tidegate.core.policy import Policy, PolicyContext
 from tidegate.core.queue import WaitingQueue
+from tidegate.core.reasons import PastBlocked
 from tidegate.core.request import Request
 from tidegate.core.running import Running
 from tidegate.core.view import StepView
@@ -53,9 +54,11 @@ class Backfill:
         """Somebody was refused for a reason that passes by itself."""
         self._tried = None
 
-    def harmless(self, r: Request, match: Match, head: Request, step: StepView) -> bool:
-        """Whether `r` may start now although `head` waits for memory. Its own growth must be covered, and so
-        must that of the others meanwhile (counted from above, in constant time)."""
+    def harmless(self, r: Request, match: Match, head: Request, held_by: str, step: StepView) -> PastBlocked | None:
+        """By which bound `r` may start now although `head` waits for memory (`held_by`); None if it may not.
+
+        Its own growth must be covered, and so must that of the others meanwhile (counted from above, in constant time).
+        """
         running, kv = self._running, self._kv
         to_compute = r.known_tokens - max(match.blocks * self._limits.block_size, r.host_tokens)
         outputs = r.target - r.emitted - 1
@@ -63,12 +66,14 @@ class Backfill:
             outputs *= self._policy.budget.max_stride
         steps = 1 + self._prompt_steps(r, to_compute, step, contended=True) + outputs
         if steps > self._limits.bypass_bound:
-            return False
+            return None
         others = min(running.outstanding, len(running) * kv.blocks_for(steps))
         if r.footprint - match.blocks + match.idle + others > kv.available:
-            return False
+            return None
         start, spare = self._earliest_start(head, step)
-        return steps <= start or r.footprint <= spare
+        if steps > start and r.footprint > spare:
+            return None
+        return PastBlocked(head.id, held_by, steps, start, r.footprint, spare)
 
     def _earliest_start(self, head: Request, step: StepView) -> tuple[int, int]:
         """(steps until `head` fits at its peak, blocks to spare beside it then)."""

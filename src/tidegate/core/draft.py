@@ -17,7 +17,7 @@ class Draft:
     left:         tokens of the step's budget that are not spent
     prefill_left: those of them that prompts may have
     growers:      decodes that need a block in this step
-    displacers:   waiting requests for whom others gave way
+    displacers:   waiting requests for whom others gave way, and who
     paused:       prompts that get no chunk, so that they can be evicted once no step in flight computes them
     chunks:       tokens of each prompt's chunk
     transfers:    copies to the host and back that begin with this step
@@ -28,7 +28,7 @@ class Draft:
     left: int
     prefill_left: int
     growers: list[Request]
-    displacers: list[Request]
+    displacers: dict[Request, tuple[str, ...]]
     paused: set[Request]
     chunks: dict[Request, int]
     transfers: list[Transfer]

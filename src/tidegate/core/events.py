@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
+from tidegate.core.reasons import Why
 from tidegate.core.request import FinishReason, Rejection, Request
 from tidegate.core.timing import nearest_rank
 
@@ -64,6 +65,7 @@ class Admitted(NamedTuple):
     request: Request
     step: int
     cached: int
+    why: Why
 
 
 class Restored(NamedTuple):
@@ -75,6 +77,7 @@ class Restored(NamedTuple):
     step: int
     cached: int
     recompute: int
+    why: Why
 
 
 class Computed(NamedTuple):

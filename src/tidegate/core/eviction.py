@@ -13,6 +13,7 @@ from tidegate.core.limits import Limits
 from tidegate.core.plan import Preemption
 from tidegate.core.policy import Policy, PolicyContext
 from tidegate.core.queue import WaitingQueue
+from tidegate.core.reasons import tier_name
 from tidegate.core.request import Request
 from tidegate.core.room import Room
 from tidegate.core.running import Running, in_order, place
@@ -51,6 +52,7 @@ class Eviction:
         self._lifecycle = lifecycle
         self._room = room
         self._swap = swap
+        self._tier_name = tier_name(policy.order)
         self._last: set[Request] = set()
         self._vain: tuple[int, int, int] | None = None
 
@@ -111,7 +113,7 @@ class Eviction:
                 if not victims:
                     self._vain = (queue.epoch, self._kv.epoch, running.version) if not d.paused else None
                     break
-                d.displacers.append(r)
+                d.displacers[r] = tuple(request_of(v).id for v in victims)
                 blocks += sum(v.blocks for v in victims)
                 seats += len(victims)
             if missing is not None:
@@ -141,7 +143,7 @@ class Eviction:
             for c, v in ((c, request_of(c)) for c in self._candidates(worse, d))
         ]
         what = "seat" if need.seats else "KV blocks"
-        better = f"priority {r.tier} < {min(v.tier for v in worse)}"
+        better = f"{self._tier_name} {r.tier} < {min(v.tier for v in worse)}"
         return self._make_room(candidates, need, f"{what} wanted by {r.id} ({better})", d, match)
 
     def _tokens_left(self, r: Request, d: Draft) -> int:

@@ -95,6 +95,11 @@ def _facts(r: Request) -> tuple[Any, ...]:
     )
 
 
+def seated(kind: type[Decision], why: object) -> str:
+    """The reason of a decision about a seat, in one sentence."""
+    return f"back after preemption, {why}" if kind is Restored else str(why)
+
+
 def remembered(event: Decision) -> Line:
     """A decision without its request, and an end without its timing, whose gaps are many."""
     rest = (event.reason, event.missed) if isinstance(event, Finished) else event[2:]
@@ -111,8 +116,9 @@ def words(line: Line) -> dict[str, Any]:
     if kind is Finished:
         return {"event": "finished", "reason": rest[0].value, "missed": list(rest[1])}
     names = {
-        Admitted: ("step", "cached_tokens"),
-        Restored: ("step", "kept_tokens", "recomputed_tokens"),
+        Admitted: ("step", "cached_tokens", "reason"),
+        Restored: ("step", "kept_tokens", "recomputed_tokens", "reason"),
         Preempted: ("step", "mode", "reason"),
     }[kind]
+    rest = (*rest[:-1], seated(kind, rest[-1]))
     return {"event": kind.__name__.lower(), **dict(zip(names, rest, strict=True))}

@@ -25,6 +25,7 @@ from tidegate.core.lanes import Lanes
 from tidegate.core.plan import Chunk, StepPlan, StepResult
 from tidegate.core.policy import PolicyContext, Reject
 from tidegate.core.queue import WaitingQueue
+from tidegate.core.reasons import Why
 from tidegate.core.request import FinishReason, Request, Status
 from tidegate.core.running import Running
 from tidegate.core.slo import NO_SLO
@@ -109,7 +110,7 @@ class Lifecycle:
 
     # In a plan
 
-    def start(self, r: Request, step: int, cached: int, now: float) -> None:
+    def start(self, r: Request, step: int, cached: int, now: float, why: Why) -> None:
         """`r` took a seat, for the first time or again, with `cached` KV tokens in place."""
         returning = r.status is Status.PREEMPTED
         r.move(Status.RUNNING)
@@ -123,11 +124,11 @@ class Lifecycle:
             assert r.preempted_at is not None
             r.preempted_wait += now - r.preempted_at
             r.preempted_at = None
-            self._tell(Restored(now, r, step, cached, recompute))
+            self._tell(Restored(now, r, step, cached, recompute, why))
         else:
             r.admitted_at = now
             r.cached_tokens = cached
-            self._tell(Admitted(now, r, step, cached))
+            self._tell(Admitted(now, r, step, cached, why))
 
     def preempt(self, r: Request, mode: str, reason: str, step: int, now: float) -> None:
         """`r` gives its seat and blocks back and waits to be computed again."""

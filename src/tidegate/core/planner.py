@@ -21,6 +21,7 @@ from tidegate.core.limits import Limits
 from tidegate.core.plan import Chunk, Join, StepPlan
 from tidegate.core.policy import Policy, PolicyContext
 from tidegate.core.queue import WaitingQueue
+from tidegate.core.reasons import BesideWaiting, InPlaceOf, InTurn, Why, score_unit
 from tidegate.core.request import Request
 from tidegate.core.room import Room
 from tidegate.core.running import Running, in_order, place
@@ -57,6 +58,7 @@ class Planner:
             move = lifecycle.move_decode
             running.cohorts = Cohorts(running.decodes, running.load, policy.budget, ctx, limits, move)
         self._per_decode = limits.tokens_per_decode
+        self._score_unit = score_unit(policy.order)
         self._next_step = 0
         self._prefill_steps = 0
         self._blocked: tuple[Request, int, int, str] | None = None
@@ -65,7 +67,7 @@ class Planner:
         """The next step, in flight from now on; an empty plan if there is nothing to compute."""
         # Written out: default factories would make up a tenth of a steady step.
         plan = StepPlan(self._next_step, now, [], [], [], [], [], [], [], [], [], [])
-        draft = Draft(plan, self._limits.max_num_batched_tokens, 0, [], [], set(), {}, [], settled)
+        draft = Draft(plan, self._limits.max_num_batched_tokens, 0, [], {}, set(), {}, [], settled)
         if self._running.cohorts is not None:
             self._running.turn = self._running.cohorts.next_turn()
         if self._policy.features.mixed_batches:
@@ -172,7 +174,7 @@ class Planner:
                 r = unfinished.pop()
             elif head is not None:
                 r = head[0]
-                self._admit(r, head[1], d)
+                self._admit(r, head[1], d, head[2])
             else:
                 break
             if self._chunk(r, d, view, unfinished):
@@ -217,8 +219,9 @@ class Planner:
             d.left -= tokens
         return taken + tokens < remaining
 
-    def _admissible(self, d: Draft) -> tuple[Request, Match] | None:
-        """The first waiting request, if it can start now; else None, and the plan names what holds it back."""
+    def _admissible(self, d: Draft) -> tuple[Request, Match, Why | None] | None:
+        """The first waiting request, if it can start now, and why if not in its turn; else None, and the plan names
+        what holds it back."""
         if not self._running.free_seats:
             if len(self._queue):
                 d.plan.held_back_by = "seats"
@@ -240,19 +243,20 @@ class Planner:
             d.plan.held_back_by = held
             return self._beside_waiting(d)
         if held is None:
-            return head, match
+            return head, match, InPlaceOf(d.displacers[head]) if head in d.displacers else None
         d.plan.held_back_by = held
         if held in ("kv", "headroom", "return after preemption"):
             self._blocked = (head, head.version, self._kv.epoch, held)
         return None
 
-    def _beside_waiting(self, d: Draft) -> tuple[Request, Match] | None:
+    def _beside_waiting(self, d: Draft) -> tuple[Request, Match, Why] | None:
         """The first that can start while those before it wait for a prefix, their seats and blocks left to them."""
         seats, blocks = self._running.free_seats, 0
-        for r in self._queue.front():
+        front = self._queue.front()
+        for r in front:
             held, match = self._verdict(r, d, blocks)
             if held is None and seats > 0:
-                return r, match
+                return r, match, BesideWaiting(front[0].id)
             if held != "shared prefix":
                 return None
             seats -= 1
@@ -283,7 +287,8 @@ class Planner:
             return ("return after preemption" if r.preemptions else "headroom"), match
         return None, match
 
-    def _admit(self, r: Request, match: Match, d: Draft) -> None:
+    def _admit(self, r: Request, match: Match, d: Draft, why: Why | None) -> None:
+        """`r` takes a seat: in its turn, or else `why`."""
         kv, plan, size = self._kv, d.plan, self._limits.block_size
         lease = kv.reserve(match, self._room.wanted(r) - match.blocks, r)
         prefix, cached = match.blocks * size, self._room.in_place(r, match)
@@ -291,7 +296,7 @@ class Planner:
         self._queue.remove(r)
         r.rewind(cached)
         self._running.seat(r, lease)
-        self._lifecycle.start(r, plan.step, cached, plan.now)
+        self._lifecycle.start(r, plan.step, cached, plan.now, why or InTurn(r.key, r.seq, self._score_unit))
         kv.announce(lease, r.block_hashes, r.known_tokens // size)
         tokens = r.token_ids if r.token_ids is not None else ()
         plan.joined.append(Join(r.slot, r.id, r.handle, tokens, cached, r.emitted, lease.table.copy()))
@@ -305,11 +310,12 @@ class Planner:
         """Requests that cannot delay the blocked head start beside what runs."""
         if not self._policy.features.backfill or self._blocked is None or not self._running.free_seats:
             return
-        head = self._blocked[0]
+        head, held_by = self._blocked[0], self._blocked[3]
         for r in self._backfill.candidates(head):
             held, match = self._verdict(r, d)
-            if held is None and self._backfill.harmless(r, match, head, step):
-                self._admit(r, match, d)
+            past = self._backfill.harmless(r, match, head, held_by, step) if held is None else None
+            if past is not None:
+                self._admit(r, match, d, past)
                 self._chunk(r, d, step, None)
             elif held not in (None, "kv", "headroom", "return after preemption"):
                 self._backfill.try_again()

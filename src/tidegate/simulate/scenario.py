@@ -38,6 +38,16 @@ LIMIT_KEYS = ("bypass_bound", "resume_span", "max_preemptions", "stall_steps", "
 COST_KEYS = ("prefill_tok_us", "copy_block_us")
 SLO_KEYS = ("ttft", "tpot", "tbt", "e2e")
 
+# Where a file says what a configuration says elsewhere (config/idle.py names options by their place there).
+PLACES = {
+    **{f"scheduler.{key}": key for key in ("policy", "headroom", "watermark", "headroom_quantile", "prefix_caching")},
+    **{f"scheduler.{key}": key for key in ("partial_prefills", "host_blocks", "disk_blocks", "max_waiting")},
+    "scheduler.max_num_seqs": "max_seqs", "scheduler.max_num_batched_tokens": "budget",
+    "scheduler.host_kv_memory": "host_blocks", "scheduler.disk_kv_memory": "disk_blocks",
+    "scheduler.max_waiting_tokens": "max_queued_tokens", "scheduler.refuse_hopeless": "ttft_target_s",
+    "policy.mixed_batches": "mixed_batches", "aging.window": "params.aging_window", "aging.rate": "params.aging_rate",
+}  # fmt: skip
+
 # What a file may ask for that this version does not do: the key, and the mechanism it needs.
 AWAITED = {
     "service_rate": "an executor of a given rate",
@@ -88,6 +98,8 @@ class ScenarioConfig:
     ttft_target: TTFT promised to everybody who says nothing else, and enforced at the door; seconds
     history:  (prompt tokens, outputs) of requests that the predictor has seen end
     prefill_token_s, copy_block_s: seconds to compute a prompt token and to copy a block, None where nothing is said
+    mixed_batches: None where nothing is said: the policy's own
+    written:  what the file says, as `cfg.KEY` and `cfg.params.KEY`
     """
 
     num_blocks: int
@@ -99,7 +111,7 @@ class ScenarioConfig:
     oversize: str = "refuse"
     partial_prefills: int | None = None
     prefix_caching: bool = True
-    mixed_batches: bool = True
+    mixed_batches: bool | None = None
     policy: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
     limits: Mapping[str, Any] = field(default_factory=dict)
@@ -115,6 +127,7 @@ class ScenarioConfig:
     prefill_token_s: float | None = None
     copy_block_s: float | None = None
     draft: int = 0
+    written: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +171,14 @@ def _parse(text: str, overrides: Mapping[str, Any], source: str) -> Scenario:
         return Scenario(name, str(raw.get("title", "")), config, tuple(requests), expect)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
+
+
+def place(option: str) -> str:
+    """Where a file says `option`, which config/idle.py names by its place in a configuration."""
+    section, _, key = option.partition(".")
+    if option in PLACES:
+        return f"cfg.{PLACES[option]}"
+    return f"cfg.{'limits' if section == 'scheduler' and key in LIMIT_KEYS else 'params'}.{key}"
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -249,7 +270,7 @@ def _config(raw: Mapping[str, Any], families: Sequence[Mapping[str, Any]]) -> Sc
         oversize=_one_of(raw, "oversize", ("refuse", "clip"), "refuse"),
         partial_prefills=_maybe_whole(raw, "partial_prefills", least=1, where="cfg"),
         prefix_caching=_flag(raw, "prefix_caching", True),
-        mixed_batches=_flag(raw, "mixed_batches", True),
+        mixed_batches=_flag(raw, "mixed_batches", True) if "mixed_batches" in raw else None,
         policy=str(raw["policy"]) if "policy" in raw else None,
         params=dict(_mapping(raw, "params")) | {key: dict(_mapping(raw, key)) for key in ("weights",) if key in raw},
         predictor=_predictor(raw["predictor"]) if "predictor" in raw else PredictorConfig(),
@@ -263,7 +284,15 @@ def _config(raw: Mapping[str, Any], families: Sequence[Mapping[str, Any]]) -> Sc
         disk_blocks=_whole(raw, "disk_blocks", default=0, least=0, where="cfg"),
         **_cost(raw),
         draft=_draft(raw),
+        written=frozenset(_written(raw)),
     )
+
+
+def _written(raw: Mapping[str, Any]) -> Iterator[str]:
+    for key in raw:
+        yield f"cfg.{key}"
+    for section in ("params", "limits"):
+        yield from (f"cfg.{section}.{key}" for key in _mapping(raw, section))
 
 
 def _predictor(raw: Any) -> PredictorConfig:

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from tidegate.config.idle import Scheduling, idle_scheduling
 from tidegate.core.copy_time import CopyTime
 from tidegate.core.events import Admitted, Arrived, Emitted, Event, Finished, Preempted, Rejected, Restored
+from tidegate.core.explain import seated
 from tidegate.core.limits import Limits
 from tidegate.core.plan import StepPlan, StepResult
 from tidegate.core.policies.doors import QueueLimit
@@ -24,12 +26,12 @@ from tidegate.core.presets import DEFAULT_POLICY, PRESETS, Preset, compose, para
 from tidegate.core.request import Request
 from tidegate.core.scheduler import Scheduler
 from tidegate.custom import find_policy, is_own
-from tidegate.errors import InputError, RequestRefused
+from tidegate.errors import ConfigError, InputError, RequestRefused
 from tidegate.executors.scripted import Script, ScriptedExecutor
 from tidegate.predictors.choice import build_predictor
 from tidegate.simulate.formula_time import FormulaTime
 from tidegate.simulate.nearest import nearest
-from tidegate.simulate.scenario import LIMIT_KEYS, Scenario, ScenarioConfig, ScenarioRequest
+from tidegate.simulate.scenario import LIMIT_KEYS, Scenario, ScenarioConfig, ScenarioRequest, place
 
 if TYPE_CHECKING:
     from tidegate.observe.trace import TraceWriter
@@ -46,7 +48,8 @@ class Step:
     """One row of a run. `free_blocks`, `waiting` and `running` are as planned, before the step's ends.
 
     `free_blocks` counts cached blocks that nobody holds; `waiting` counts everybody who has arrived
-    and has no seat, the preempted and the blocked included.
+    and has no seat, the preempted and the blocked included. `why` says of everybody who took a seat for
+    what reason.
     """
 
     step: int
@@ -56,6 +59,7 @@ class Step:
     admitted: list[str] = field(default_factory=list)
     preempted: list[dict[str, str]] = field(default_factory=list)
     restored: list[str] = field(default_factory=list)
+    why: dict[str, str] = field(default_factory=dict)
     rejected: list[dict[str, str]] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
     free_blocks: int = 0
@@ -140,7 +144,9 @@ def run(
     copy_time = CopyTime() if config.copy_block_s is None else CopyTime(config.copy_block_s, config.copy_block_s)
     step_time = FormulaTime.of(config.step_ms, config.budget, config.prefill_token_s)
     context = PolicyContext(predictor=OraclePredictor(), step_time=step_time, copy_time=copy_time)
-    planner = scheduler(chosen, _limits(config, preset), context)
+    limits = _limits(config, preset)
+    _refuse_idle(config, chosen, limits, policy)
+    planner = scheduler(chosen, limits, context)
     sizes = {"num_blocks": config.num_blocks, "block_size": config.block_size, "max_num_seqs": config.max_seqs}
     double = executor(**sizes, host_blocks=config.host_blocks, disk_blocks=config.disk_blocks)
     game = _Run(scenario, chosen.name, planner, double, trace)
@@ -161,9 +167,18 @@ def _policy(config: ScenarioConfig, policy: str | Policy | None) -> tuple[Policy
         built = found
         if config.door:
             built = replace(built, admit=QueueLimit(**config.door))
-    if not config.mixed_batches:
-        built = replace(built, features=replace(built.features, mixed_batches=False))
+    if config.mixed_batches is not None:
+        built = replace(built, features=replace(built.features, mixed_batches=config.mixed_batches))
     return built, preset
+
+
+def _refuse_idle(config: ScenarioConfig, chosen: Policy, limits: Limits, asked: str | Policy | None) -> None:
+    """Raise ConfigError for what the file or the command line says and that does nothing beside the rest."""
+    host = bool(limits.host_blocks or limits.disk_blocks)
+    written = config.written | ({"cfg.policy"} if asked is not None else set())
+    for said, why in idle_scheduling(Scheduling(limits, chosen, host), chosen.name, place).items():
+        if said in written:
+            raise ConfigError(f"{said} does nothing {why}")
 
 
 def _find(config: ScenarioConfig, wanted: str | None) -> Preset | Policy:
@@ -412,10 +427,12 @@ class _Run:
                 self.waiting[r.id] = None
             case Admitted(request=r):
                 row.admitted.append(r.id)
+                row.why[r.id] = seated(Admitted, event.why)
                 self._seat(r.id)
                 self._end_of_wait(r.id, event.now - r.arrival)
             case Restored(request=r):
                 row.restored.append(r.id)
+                row.why[r.id] = seated(Restored, event.why)
                 self._seat(r.id)
             case Preempted(request=r):
                 row.preempted.append({"id": r.id, "mode": event.mode, "reason": event.reason})

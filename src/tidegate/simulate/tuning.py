@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from tidegate.config import AgingConfig, Config
+from tidegate.config import AgingConfig, Config, idle
 from tidegate.core.policies.adaptive import AdaptiveBudget
 from tidegate.core.policy import Policy
 from tidegate.core.presets import Preset, defaults
@@ -92,7 +92,7 @@ class Parameter:
 
 
 def tunable(settings: Config) -> dict[str, Parameter]:
-    """The numbers that the policy of `settings` takes.
+    """The numbers that the policy of `settings` takes and that do something beside the rest of it.
 
     Raises InputError for a policy that takes none.
     """
@@ -108,7 +108,12 @@ def tunable(settings: Config) -> dict[str, Parameter]:
         ranges["aging_window"] = ORDERS["aging_window"]
     own: dict[str, Any] = {f.name: f.default for f in fields(AdaptiveBudget)}
     values: dict[str, Any] = {option: own.get(option) if said[option] is None else said[option] for option in ranges}
-    return {option: Parameter(value, ranges[option].including(value)) for option, value in values.items()}
+    nothing = idle(settings)
+    return {
+        option: Parameter(value, ranges[option].including(value))
+        for option, value in values.items()
+        if f"policy.{name}.{option}" not in nothing
+    }
 
 
 def _order_ranges(preset: Preset) -> dict[str, Range]:

@@ -27,6 +27,7 @@ class PrefixShare:
     """
 
     unwrapped: ClassVar[str] = _PASSES
+    score_unit: ClassVar[str] = "tokens"
 
     beta: float = 4096.0
     age: float = 64.0
@@ -52,6 +53,7 @@ class LongestPrefix:
     """
 
     unwrapped: ClassVar[str] = _PASSES
+    score_unit: ClassVar[str] = "tokens"
 
     age: float = 0.0
 
@@ -73,6 +75,8 @@ class CacheAware:
     which others may pass, so wrap it in `Aged` where the order itself does not bound them.
     Raises ConfigError for an order whose score is not seconds of a request.
     """
+
+    score_unit: ClassVar[str] = "s"
 
     order: Order
     beta: float = 0.5

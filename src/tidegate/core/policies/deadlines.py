@@ -55,6 +55,7 @@ class EarliestDeadline:
     """
 
     unwrapped: ClassVar[str] = "orders by absolute times"
+    score_unit: ClassVar[str] = "s"
 
     def tier(self, r: RequestView, ctx: PolicyContext) -> int:
         return 0
@@ -76,6 +77,7 @@ class Deadlines:
     """
 
     unwrapped: ClassVar[str] = _SECONDS
+    score_unit: ClassVar[str] = "s"
 
     patience: float = 300.0
 
@@ -121,6 +123,8 @@ class Joint:
 
     unwrapped: ClassVar[str] = _SECONDS
     triages: ClassVar[bool] = True
+    tier_name: ClassVar[str] = "priority"
+    score_unit: ClassVar[str] = "s"
 
     aging_window: float = 60.0
     urgent_slack: float = 0.15

@@ -20,6 +20,7 @@ class LeastServed:
     """
 
     unwrapped: ClassVar[str] = "moves tenants, not requests"
+    score_unit: ClassVar[str] = "weighted tokens"
 
     w_in: float = 1.0
     w_out: float = 2.0
@@ -65,6 +66,7 @@ class FairShare:
     """
 
     unwrapped: ClassVar[str] = "moves tenants, not requests"
+    score_unit: ClassVar[str] = "weighted tokens"
 
     w_in: float = 1.0
     w_out: float = 2.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import ClassVar
 
 from tidegate.core.policy import Key, PolicyContext
 from tidegate.core.view import RequestView
@@ -24,6 +25,8 @@ class FeedbackQueue:
     Bad at: many jobs of the same length, which all fall together; each displacement costs a recompute.
     Source: Wu et al., "Fast Distributed Inference Serving for Large Language Models" (FastServe), 2023.
     """
+
+    tier_name: ClassVar[str] = "level"
 
     levels: int = 4
     quantum: int = 512

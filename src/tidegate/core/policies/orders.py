@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import ClassVar
 
 from tidegate.core.policy import Key, Order, PolicyContext
 from tidegate.core.view import RequestView
@@ -31,6 +32,8 @@ class Priority:
     Starves the lower classes under load unless it is wrapped in `Aged`.
     """
 
+    tier_name: ClassVar[str] = "priority"
+
     def tier(self, r: RequestView, ctx: PolicyContext) -> int:
         return r.priority
 
@@ -46,6 +49,8 @@ class ShortestJob:
     the machine, as predicted when it is queued. Best mean latency where predictions are right; starves long
     requests unless `Aged`.
     """
+
+    score_unit: ClassVar[str] = "s"
 
     def tier(self, r: RequestView, ctx: PolicyContext) -> int:
         return 0
@@ -66,6 +71,8 @@ class Aged:
     by the unaged tier as well, so an aged request is not displaced by those it has outwaited.
     Raises ConfigError for an order that ages by itself, or that ageing cannot move.
     """
+
+    score_unit: ClassVar[str] = "s"
 
     order: Order
     window: float = 60.0
