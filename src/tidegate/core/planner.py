@@ -193,7 +193,7 @@ class Planner:
         """Prompt tokens that the budget gives; it need not be asked again for the step it was settled for."""
         if settled is None or settled.due is not None or step.decodes != settled.decodes:
             return self._policy.budget.tokens(step, self._ctx)
-        same = step.load.context == settled.context
+        same = step.load.context == settled.context + self._running.due_decodes  # the tokens that they write in it
         return settled.tokens if same else self._policy.budget.tokens(step, self._ctx)
 
     def _contended(self, r: Request, others: Collection[Request]) -> bool:

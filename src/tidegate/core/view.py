@@ -71,7 +71,7 @@ class Settled(NamedTuple):
     """What is known of a step before it is planned.
 
     due:     prompt tokens after which it had better end (`StepView.due`)
-    tokens:  what the budget lets prompts have beside `decodes` tokens of decodes that read `context` KV tokens
+    tokens:  what the budget lets prompts have beside `decodes` tokens of decodes that hold `context` KV tokens by now
     """
 
     due: int | None
