@@ -65,6 +65,7 @@ class Instance:
         self._begin = 0.0  # of that
         self._ends: list[float] = []  # of its steps, as far as they were looked at
         self._empty = 0
+        self._arrived = False  # whether somebody has since the last plan
 
     def run_until(self, until: float) -> bool:
         """Do what is due before `until` (seconds), and take results that come at it; whether there was anything."""
@@ -98,6 +99,7 @@ class Instance:
         """`r` arrives. `run_until` has been called with `now` (seconds)."""
         if self._quiet is not None:
             self._interrupt(self._quiet, now)
+        self._arrived = True
         try:
             self.scheduler.add(r, now)
         except RequestRefused:  # told as an event
@@ -110,7 +112,8 @@ class Instance:
 
     def _plan(self, now: float, stepping: bool = False) -> None:
         """Begin the next step, or a span of quiet ones."""
-        if not (stepping or self._stepping):
+        arrived, self._arrived = self._arrived, False
+        if not (arrived or stepping or self._stepping):  # whoever arrived is likely to begin
             quiet = self._quiet_steps(now)
             if quiet.steps:
                 self._quiet, self._begin, self._ends, self._next = quiet, now, [], inf
