@@ -59,22 +59,25 @@ def test_s58_every_number_is_told_by_class(crowded):
     at, refused = crowded
     waiting = samples(at.metrics, at.scheduler, at.now)
     assert total(waiting, "tidegate_requests_queued") == 900 - 16
+    at.scheduler.add(Request("urgent", prompt_tokens=8, max_tokens=3, priority=-9, slo=Slo(ttft=20.0)), at.now)
     at.run()
     found = samples(at.metrics, at.scheduler, at.now)
-    assert total(found, "tidegate_requests_submitted_total") == 1000
+    assert total(found, "tidegate_requests_submitted_total") == 1001
     assert total(found, "tidegate_requests_refused_total", reason="queue_full") == refused > 0
-    assert total(found, "tidegate_requests_finished_total") == 1000 - refused
+    assert total(found, "tidegate_requests_finished_total") == 1001 - refused
     assert total(found, "tidegate_requests_queued") == 0
     for name in ("queue_wait", "ttft", "e2e"):
-        assert total(found, f"tidegate_{name}_seconds_count") == 1000 - refused
+        assert total(found, f"tidegate_{name}_seconds_count") == 1001 - refused
     kept, broken = (total(found, f"tidegate_slo_{name}_total") for name in ("met", "missed"))
-    assert kept + broken == 1000 - refused
+    assert kept + broken == 1001 - refused
     assert kept
     assert broken
     for name in ("submitted", "finished"):
         by_class = {dict(key)["class"] for key in found[f"tidegate_requests_{name}_total"]}
         assert by_class == {*DEFAULT_CLASSES, OTHER}
-    assert "tidegate_preemptions_total" in found
+    evicted = found["tidegate_preemptions_total"]
+    assert sum(evicted.values()) >= 1
+    assert all(dict(key)["class"] in {*DEFAULT_CLASSES, OTHER} for key in evicted)
 
 
 @pytest.mark.expects("S58", 1)

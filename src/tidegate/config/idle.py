@@ -187,7 +187,7 @@ SCHEDULING: tuple[Row[Scheduling], ...] = (
     Row(
         ("policy.restore",),
         lambda s: not s.host and not isinstance(s.policy.restore, Recompute),
-        "without scheduler.host_kv_memory (or disk_kv_memory)",
+        "without scheduler.host_kv_memory or scheduler.disk_kv_memory",
     ),
     Row(
         _POOLS,
