@@ -199,11 +199,9 @@ class Engine:
 
     def _computes(self, request: Request) -> int | None:
         """The index of the output that the step samples for it; None in the middle of a prompt."""
-        known = request.num_tokens + request.num_output_placeholders
-        if request.num_computed_tokens < known - (self.depth > 1) * (request.num_output_placeholders > 0):
+        if request.is_prefill_chunk:
             return None
-        placed = max(0, request.num_output_placeholders - 1)
-        return request.num_output_tokens + placed
+        return request.num_output_tokens + max(0, request.num_output_placeholders - 1)
 
     def _sample(self, name: str, index: int | None) -> list[int]:
         if index is None:
