@@ -36,7 +36,7 @@ _ARCHITECTURE = {
     "num_hidden_layers": 1,
     "num_key_value_heads": 2,
     "vocab_size": 1000,
-    "max_position_embeddings": 131072,
+    "max_position_embeddings": 1 << 20,
 }
 
 
@@ -55,7 +55,7 @@ def make_config(
     block_size: int = 16,
     max_num_seqs: int = 64,
     max_num_batched_tokens: int = 2048,
-    max_model_len: int = 131072,
+    max_model_len: int = 1 << 20,
     prefix_caching: bool = True,
     asynchronous: bool = False,
     additional: dict[str, Any] | None = None,

@@ -11,7 +11,7 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
-from tests.vllm.engine import Engine, make_config, make_scheduler
+from tests.vllm.engine import STOP, Engine, make_config, make_scheduler
 from tidegate.config import resolve
 from tidegate.core.policy import Policy, PolicyContext
 from tidegate.core.predict import OraclePredictor
@@ -60,6 +60,15 @@ class _Log:
         pass
 
 
+class Counting(Engine):
+    """Output n of every request is the token n + 2, so that what a client saw can be read as indices."""
+
+    def _sample(self, name: str, index: int | None) -> list[int]:
+        if index is None:
+            return []
+        return [STOP if index + 1 >= self.stops.get(name, index + 2) else index + 2]
+
+
 class _Game:
     def __init__(self, scenario: Scenario, policy: str | Policy | None) -> None:
         self.scenario = scenario
@@ -76,8 +85,8 @@ class _Game:
         self.computed: dict[str, int] = {}
         name = str(policy if isinstance(policy, str) else policy.name if policy else scenario.config.policy)
         self.scheduler = self._scheduler(name, policy)
-        self.engine = Engine(self.scheduler)
-        self.outcome = Outcome(scenario, name, [], {}, {}, {}, False, self.engine.streams)
+        self.engine = Counting(self.scheduler)
+        self.outcome = Outcome(scenario, name, [], {}, {}, {}, False, {})
 
     def _scheduler(self, name: str, policy: Any) -> Any:
         config = self.scenario.config
@@ -162,7 +171,7 @@ class _Game:
         return self.outcome
 
     def _time_helps(self) -> bool:
-        if any(self.now < at for at, _ in self.parked):
+        if any(self.index < at < float("inf") for at, _ in self.parked):
             return True
         if self._stock:
             return False
@@ -325,6 +334,8 @@ class _Game:
             wait.longest, wait.longest_id = waited, name
 
     def _close(self) -> None:
+        for name, tokens in self.engine.streams.items():
+            self.outcome.streams[name] = [i if t == STOP else t - 2 for i, t in enumerate(tokens)]
         for name, fate in self.outcome.requests.items():
             if name in self.scheduler.requests and fate.admitted_step is None:
                 wait, waited = self._wait_of(name), self.now - self.arrived[name]

@@ -27,7 +27,7 @@ from tidegate.integrations.vllm.identity import BadClaim, Claim, Claims
 from tidegate.integrations.vllm.observers import Observer, observers_of
 from tidegate.integrations.vllm.queue import OfferedQueue
 from tidegate.integrations.vllm.scheduler import Told, VllmScheduler
-from tidegate.integrations.vllm.settings import find_config, find_limits, find_policy
+from tidegate.integrations.vllm.settings import find_config, find_limits
 from tidegate.integrations.vllm.supported import obstacle
 from tidegate.predictors.choice import build_predictor
 
@@ -68,7 +68,7 @@ def attach(engine: Any, clock: Callable[[], float], wall: Callable[[], float]) -
         _log.warning("Tidegate does nothing here: %s. vLLM schedules by itself.", why)
         return None
     context = PolicyContext(build_predictor(config.predictor), LearnedStepTime())
-    host = Host(engine, config, find_policy(config), find_limits(config, engine), context, clock, wall)
+    host = Host(engine, config, config.build_policy(), find_limits(config, engine), context, clock, wall)
     host.observers = observers_of(config, host.scheduler)
     _log.info("Tidegate schedules by policy %s (%s)", host.scheduler.policy.name, config.vllm.mode)
     return host
@@ -132,15 +132,16 @@ class Host:
         self._parked.pop(r, None)
         r.let_go()
         if self._engine.requests.get(r.id) is handle and not handle.is_finished():
-            self._turn_away(handle, reason.value)
+            clipped = reason is FinishReason.LENGTH_KV
+            self._turn_away(handle, reason.value, VllmReason.LENGTH if clipped else VllmReason.ABORT)
 
-    def _turn_away(self, handle: Any, why: str) -> None:
+    def _turn_away(self, handle: Any, why: str, reason: VllmReason = VllmReason.ABORT) -> None:
         """vLLM forgets `handle`; its client gets an end, with the reason beside it."""
         self._engine.finish_requests(handle.request_id, RequestStatus.FINISHED_ABORTED)
         farewell = EngineCoreOutput(
             request_id=handle.request_id,
             new_token_ids=[],
-            finish_reason=VllmReason.ABORT,
+            finish_reason=reason,
             stop_reason=f"tidegate: {why}",
             events=handle.take_events(),
             trace_headers=handle.trace_headers,

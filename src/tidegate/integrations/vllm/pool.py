@@ -77,13 +77,17 @@ class VllmPool(KvCache):
             self.epoch += 1
         self._free_before = free
         self._awaited.clear()
+        self.settle()
+        for holding in self._unfinished:
+            self.announce(holding, holding.owner.block_hashes, holding.wanted)
+
+    def settle(self) -> None:
+        """vLLM has taken blocks: what is left of each pledge."""
         pledged = 0
         for holding in list(self._unfinished):
             holding.pledge = max(0, holding.wanted - len(holding.table))
-            if holding.pledge:
-                pledged += holding.pledge
-                self.announce(holding, holding.owner.block_hashes, holding.wanted)
-            elif holding.owner.planned >= holding.owner.prompt_tokens:
+            pledged += holding.pledge
+            if not holding.pledge and holding.owner.planned >= holding.owner.prompt_tokens:
                 del self._unfinished[holding]
         self._pledged = pledged
 

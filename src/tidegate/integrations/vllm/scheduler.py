@@ -7,6 +7,7 @@ next plan starts from that: all counts are vLLM's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any, NamedTuple, Protocol
 
 from tidegate.core.events import Emitted
@@ -54,6 +55,13 @@ class VllmLifecycle(Lifecycle):
         self.hands.end(r, reason)
 
 
+def without_turns(policy: Policy) -> Policy:
+    """`policy` with everybody decoding in every step, as vLLM has it."""
+    if policy.budget.max_stride > 1 and "max_stride" in {f.name for f in fields(policy.budget)}:  # type: ignore[arg-type]
+        return replace(policy, budget=replace(policy.budget, max_stride=1))  # type: ignore[type-var]
+    return policy
+
+
 class Told(NamedTuple):
     """What vLLM tells of a request after a step: an output token (None: none), and why it ended (None: it has not)."""
 
@@ -72,7 +80,8 @@ class VllmScheduler(Scheduler):
 
     def __init__(self, policy: Policy, limits: Limits, ctx: PolicyContext, engine: Any, hands: Hands) -> None:
         self._engine = engine
-        super().__init__(policy, limits, ctx)
+        self._clipped: set[HostedRequest] = set()
+        super().__init__(without_turns(policy), limits, ctx)
         self._lifecycle.hands = hands
         self._order_version = -1
 
@@ -94,6 +103,8 @@ class VllmScheduler(Scheduler):
 
     def plan(self, now: float) -> StepPlan:
         """What vLLM is to do in the next step, from what it did until now. `offered` and `limits_of` say the rest."""
+        for r in [r for r in self._clipped if r.emitted >= r.target]:
+            self._end(r, FinishReason.LENGTH_KV, now)
         self.kv.refresh()
         self.running.refresh()
         return super().plan(now)
@@ -138,9 +149,12 @@ class VllmScheduler(Scheduler):
                 r.rewind(0)
                 self._lifecycle.start(r, step, r.handle.num_computed_tokens - tokens[r.id], now)
                 self.running.settle(r)
+                if r.clip and r.handle.max_tokens > r.target:
+                    self._clipped.add(r)
             else:
                 self.running.unseat(r)
                 self.waiting.add(r)
+        self.kv.settle()
 
     def gave_way(self, request_id: str, reason: str, now: float) -> None:
         """vLLM preempts a request by itself."""
@@ -175,6 +189,10 @@ class VllmScheduler(Scheduler):
             self._lifecycle.events.append(Emitted(now, step, requests, tokens, len(tokens) - len(first), first))
         for r, reason in ended:
             self.ended(r.id, reason, now)
+
+    def _end(self, r: Request, reason: FinishReason, now: float) -> None:
+        self._clipped.discard(r)  # type: ignore[arg-type]
+        super()._end(r, reason, now)
 
     def ended(self, request_id: str, reason: FinishReason, now: float) -> None:
         """vLLM has ended a request; unknown and ended ones are ignored."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tidegate.config import Config, load_config
 from tidegate.core.limits import Limits
-from tidegate.core.policy import Policy
 from tidegate.errors import ConfigError
 
 
@@ -48,10 +47,3 @@ def find_limits(config: Config, engine: Any) -> Limits:
     lora = engine.lora_config
     return limits if lora is None else replace(limits, max_resources=lora.max_loras)
 
-
-def find_policy(config: Config) -> Policy:
-    """The configured policy, without turns between decodes: vLLM decodes everybody in every step."""
-    policy = config.build_policy()
-    if policy.budget.max_stride > 1 and "max_stride" in {f.name for f in fields(policy.budget)}:  # type: ignore[arg-type]
-        return replace(policy, budget=replace(policy.budget, max_stride=1))  # type: ignore[type-var]
-    return policy
