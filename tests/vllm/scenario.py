@@ -11,7 +11,7 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
-from tests.vllm.engine import STOP, Engine, make_config, make_scheduler
+from tidegate.integrations.vllm.scripted import STOP, Engine, make_config, make_scheduler
 from tidegate.config import resolve
 from tidegate.core.policy import Policy, PolicyContext
 from tidegate.core.predict import OraclePredictor

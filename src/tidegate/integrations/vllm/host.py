@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from math import inf
 from typing import Any, NamedTuple
 
-import vllm
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.engine import FinishReason as VllmReason
@@ -19,19 +17,14 @@ from tidegate.config import Config
 from tidegate.core.limits import Limits
 from tidegate.core.plan import StepPlan
 from tidegate.core.policy import Policy, PolicyContext
-from tidegate.core.request import FinishReason
-from tidegate.core.step_time import LearnedStepTime
-from tidegate.errors import ConfigError, RequestRefused
+from tidegate.core.request import UNSERVED, FinishReason
+from tidegate.errors import RequestRefused
 from tidegate.integrations.vllm.hosted import HostedRequest
 from tidegate.integrations.vllm.identity import BadClaim, Claim, Claims
-from tidegate.integrations.vllm.observers import Observer, observers_of
+from tidegate.integrations.vllm.observers import Observer
 from tidegate.integrations.vllm.queue import OfferedQueue
 from tidegate.integrations.vllm.scheduler import Told, VllmScheduler
-from tidegate.integrations.vllm.settings import find_config, find_limits
-from tidegate.integrations.vllm.supported import obstacle
-from tidegate.predictors.choice import build_predictor
-
-_log = logging.getLogger("vllm.tidegate")
+from tidegate.observe.jsonlines import Lines
 
 PARKED = 64
 """Requests that wait for their grammar and are asked about in one step; the others follow in the next ones."""
@@ -45,6 +38,10 @@ REASONS = {
 }
 
 
+OURS = UNSERVED | {FinishReason.LENGTH_KV}
+"""Ends that only we decide."""
+
+
 class InFlight(NamedTuple):
     """A step that vLLM computes: what was planned, when it was scheduled (seconds), and its sizes (tokens)."""
 
@@ -54,28 +51,10 @@ class InFlight(NamedTuple):
     decodes: int
 
 
-def attach(engine: Any, clock: Callable[[], float], wall: Callable[[], float]) -> Host | None:
-    """The host of our decisions in `engine`, vLLM's scheduler; None where vLLM is to schedule by itself.
-
-    Raises ConfigError for a configuration that is wrong, and where an obstacle was found and the configuration says
-    `fallback = "refuse"`.
-    """
-    config = find_config(engine.vllm_config)
-    why = obstacle(engine, vllm.__version__)
-    if why is not None:
-        if config.vllm.fallback == "refuse":
-            raise ConfigError(f'{why}; vllm.fallback = "refuse" asks not to start then')
-        _log.warning("Tidegate does nothing here: %s. vLLM schedules by itself.", why)
-        return None
-    context = PolicyContext(build_predictor(config.predictor), LearnedStepTime())
-    host = Host(engine, config, config.build_policy(), find_limits(config, engine), context, clock, wall)
-    host.observers = observers_of(config, host.scheduler)
-    _log.info("Tidegate schedules by policy %s (%s)", host.scheduler.policy.name, config.vllm.mode)
-    return host
-
-
 class Host:
     """Tidegate's scheduler for one of vLLM's. Times are seconds of `clock`; `wall` is that of vLLM's arrival times."""
+
+    scheduler_class: type[VllmScheduler] = VllmScheduler
 
     def __init__(
         self,
@@ -88,19 +67,24 @@ class Host:
         wall: Callable[[], float],
     ) -> None:
         self.observers: Sequence[Observer] = ()
+        self.out: Lines | None = None
         self._engine = engine
         self._clock = clock
         self._wall = wall
         self._claims = Claims(config)
-        self.scheduler = VllmScheduler(policy, limits, context, engine, self)
+        self.scheduler = self.scheduler_class(policy, limits, context, engine, self)
         self._parked: dict[HostedRequest, None] = {}
         self._flight: deque[InFlight] = deque()
         self._farewells: list[tuple[int, Any]] = []
         self._plan: StepPlan | None = None
         self._last_done = -inf
         self._queue = OfferedQueue(self._waiting, self._count_waiting)
-        engine.waiting = self._queue
-        engine.policy = SchedulingPolicy.FCFS  # whoever is last in `running` gives way, and that order is ours
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """Put our queue in place of vLLM's. Its second one stays: who holds blocks is drained first, whatever the order."""
+        self._engine.waiting = self._queue
+        self._engine.policy = SchedulingPolicy.FCFS  # whoever is last in `running` gives way, and that order is ours
 
     # Requests come and go
 
@@ -127,11 +111,14 @@ class Host:
         self._deliver()
 
     def end(self, r: HostedRequest, reason: FinishReason) -> None:
-        """`r` has ended; where that is our word, vLLM frees it and its client is told."""
+        """`r` has ended; where that is our word, vLLM frees it and its client is told.
+
+        A session's turn ends as well, by vLLM's word; what it does with its next input is vLLM's.
+        """
         handle = r.handle
         self._parked.pop(r, None)
         r.let_go()
-        if self._engine.requests.get(r.id) is handle and not handle.is_finished():
+        if reason in OURS:
             clipped = reason is FinishReason.LENGTH_KV
             self._turn_away(handle, reason.value, VllmReason.LENGTH if clipped else VllmReason.ABORT)
 
@@ -195,14 +182,16 @@ class Host:
 
     def after_schedule(self, output: Any) -> None:
         """vLLM has scheduled a step."""
-        now, plan, tokens = self._clock(), self._plan, output.num_scheduled_tokens
+        now = self._clock()
         self._queue.close()
-        decodes = 0
-        if plan is not None:
-            self.scheduler.scheduled(tokens, plan.step, now)
-            decodes = len(plan.decodes)
-        self._flight.append(InFlight(plan, now, output.total_num_scheduled_tokens - decodes, decodes))
+        if self._plan is not None:
+            self.scheduler.scheduled(output.num_scheduled_tokens, self._plan.step, now)
+        self._note_flight(output, now)
         self._deliver()
+
+    def _note_flight(self, output: Any, now: float) -> None:
+        decodes = 0 if self._plan is None else len(self._plan.decodes)
+        self._flight.append(InFlight(self._plan, now, output.total_num_scheduled_tokens - decodes, decodes))
 
     def step_done(self) -> None:
         """The oldest step in flight was computed; vLLM is about to apply it."""

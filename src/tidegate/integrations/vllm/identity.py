@@ -53,11 +53,11 @@ class Claims:
         named = self._named(xargs)
         kind = named or self._by_priority(priority)
         slo = kind.slo
-        own = {promise: _seconds(xargs[arg], arg) for arg, promise in PROMISES.items() if arg in xargs}
+        own = {promise: milliseconds(xargs[arg], arg) / 1000 for arg, promise in PROMISES.items() if arg in xargs}
         if own:
             slo = replace(slo, **own)
         rank = kind.priority if priority == 0 else priority
-        ttl = _seconds(xargs[TTL], TTL) if TTL in xargs else None
+        ttl = milliseconds(xargs[TTL], TTL) / 1000 if TTL in xargs else None
         slo = NO_SLO if slo == NO_SLO else slo
         return Claim(_tenant(xargs.get("tenant"), salt), kind.name, rank, slo, shortest(ttl, kind.queue_ttl))
 
@@ -81,14 +81,15 @@ class Claims:
         return own or replace(self._default, slo=NO_SLO)
 
 
-def _seconds(value: Any, name: str) -> float:
+def milliseconds(value: Any, name: str) -> float:
+    """`value` as a time. Raises BadClaim where it is none."""
     try:
-        milliseconds = float(value)
+        time = float(value)
     except (TypeError, ValueError):
-        milliseconds = 0.0
-    if not (isfinite(milliseconds) and milliseconds > 0):
+        time = 0.0
+    if not (isfinite(time) and time > 0):
         raise BadClaim(f"{name} must be a number of milliseconds above 0, not {value!r}")
-    return milliseconds / 1000
+    return time
 
 
 def _tenant(named: Any, salt: str | None) -> str:

@@ -14,7 +14,8 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from tidegate.integrations.vllm.host import Host, attach
+from tidegate.integrations.vllm.attach import attach
+from tidegate.integrations.vllm.host import Host
 
 
 class Hosted:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from tidegate.core.blocks import Match
 from tidegate.core.draft import Draft
 from tidegate.core.plan import Chunk, StepPlan
 from tidegate.core.planner import Planner
 from tidegate.core.request import Request
 from tidegate.core.running import in_order
+from tidegate.core.view import StepView
 from tidegate.integrations.vllm.hosted import HostedRequest
 from tidegate.integrations.vllm.pool import VllmPool
 
@@ -50,6 +53,13 @@ class VllmPlanner(Planner):
         assert isinstance(r, HostedRequest)
         self.offered.append(r)
         (d.plan.restored if r.preemptions else d.plan.admitted).append(r.id)
+
+    def _chunk(self, r: Request, d: Draft, step: StepView, others: Collection[Request] | None) -> bool:
+        more = super()._chunk(r, d, step, others)
+        assert isinstance(r, HostedRequest)
+        if r in d.chunks:
+            self._kv.chunk(r, d.chunks[r])
+        return more
 
     def _launch(self, d: Draft) -> None:
         """Say what vLLM is to do: a chunk for each prompt, nothing for whoever pauses, a token for the others."""

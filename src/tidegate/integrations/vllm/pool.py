@@ -64,6 +64,7 @@ class VllmPool(KvCache):
         self._probing: Iterator[BlockHash] = iter(())
         self._unfinished: dict[Holding, None] = {}
         self._awaited: dict[BlockHash, Lease] = {}
+        self._coming: set[BlockHash] = set()
         self._pledged = 0
         self._free_before = self.free
         self._steps = 0
@@ -77,6 +78,7 @@ class VllmPool(KvCache):
             self.epoch += 1
         self._free_before = free
         self._awaited.clear()
+        self._coming.clear()
         self.settle()
         for holding in self._unfinished:
             self.announce(holding, holding.owner.block_hashes, holding.wanted)
@@ -108,13 +110,30 @@ class VllmPool(KvCache):
         if not limit or not self.prefix_caching:
             return self.nothing
         find, found = self._blocks.get_cached_block, []
+        coming = self._coming
+        matched = 0
         for name in islice(hashes, limit):
             hit = find(name, _GROUP)
-            if hit is None:
+            if hit is not None:
+                found.append(hit[0])
+            elif name not in coming:
                 break
-            found.append(hit[0])
+            matched += 1
         idle = sum(not block.ref_cnt for block in found)
-        return Match(tuple(found), 0, len(found), idle)  # type: ignore[arg-type]
+        return Match(tuple(found), 0, matched, idle)  # type: ignore[arg-type]
+
+    def chunk(self, r: HostedRequest, tokens: int) -> None:
+        """So many of `r` are computed in the step being planned.
+
+        vLLM shares blocks from when they are scheduled, in the same step already: what they fill is as good as cached.
+        """
+        hashes, size = r.block_hashes, self.block_size
+        if self.prefix_caching and r.planned // size < len(hashes):
+            self._awaited.pop(hashes[r.planned // size], None)
+            end = r.planned + tokens
+            self._coming.update(hashes[r.planned // size : end // size])
+            if end // size < min(r.known_tokens // size, len(hashes)) and r.lease is not None:
+                self._awaited.setdefault(hashes[end // size], r.lease)
 
     def idle_parts(self, match: Match) -> dict[object, int]:
         return {block.block_id: 1 for block in _blocks(match) if not block.ref_cnt}

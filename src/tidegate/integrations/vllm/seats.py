@@ -172,6 +172,11 @@ class VllmSeats(Running):
         if self.service is not None:
             self.service.part(r.tenant, r, r.joined_clock)
             self.service.vacate(r.tenant)
+        self.suspend(r)
+        r.rewind(0)
+
+    def suspend(self, r: Request) -> None:
+        """Plan as if `r` did not run."""
         self._leave(r)
         decodes = self.decodes
         if r in decodes.members:
@@ -179,7 +184,6 @@ class VllmSeats(Running):
             decodes.context -= r.planned + 1
         if r in decodes.crossers:
             decodes.crossers.remove(r)
-        r.rewind(0)
 
     def _leave(self, r: Request) -> None:
         assert r.lease is not None

@@ -180,12 +180,21 @@ class Engine:
 
     def update(self) -> None:
         """The oldest step in flight was computed."""
-        output, scheduled = self._flight.popleft()
-        names = list(scheduled)
-        sampled = [self._sample(name, index) for name, index in scheduled.items()]
-        result = ModelRunnerOutput(
-            req_ids=names, req_id_to_index={n: i for i, n in enumerate(names)}, sampled_token_ids=sampled
+        result = self.compute()
+        self.apply(self._flight[0][0], result)
+
+    def compute(self) -> ModelRunnerOutput:
+        """The outputs of the oldest step in flight."""
+        scheduled = self._flight[0][1]
+        return ModelRunnerOutput(
+            req_ids=list(scheduled),
+            req_id_to_index={name: i for i, name in enumerate(scheduled)},
+            sampled_token_ids=[self._sample(name, index) for name, index in scheduled.items()],
         )
+
+    def apply(self, output: Any, result: ModelRunnerOutput) -> None:
+        """Hand a result to the scheduler, and its outputs to the clients."""
+        self._flight.popleft()
         for outputs in self.scheduler.update_from_output(output, result).values():
             for told in outputs.outputs:
                 self.told[told.request_id] = told
