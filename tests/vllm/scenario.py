@@ -11,12 +11,12 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
-from tidegate.integrations.vllm.scripted import STOP, Engine, make_config, make_scheduler
 from tidegate.config import resolve
 from tidegate.core.policy import Policy, PolicyContext
 from tidegate.core.predict import OraclePredictor
 from tidegate.integrations.vllm import TidegateScheduler
 from tidegate.integrations.vllm.host import Host
+from tidegate.integrations.vllm.scripted import STOP, Engine, make_config, make_scheduler
 from tidegate.simulate.formula_time import FormulaTime
 from tidegate.simulate.scenario import Scenario, ScenarioRequest
 from tidegate.simulate.scenario_run import STUCK_AFTER, Fate, Outcome, Step, Wait, _limits, _policy, _predictor
@@ -125,7 +125,7 @@ class _Game:
         """A configuration whose classes promise nothing: a scenario says all that matters."""
         names = {"interactive", "completion", "offline", "batch"} | {r.slo_class for r in self.scenario.requests}
         nothing = {"ttft": "none", "tpot": "none", "tbt": "none", "e2e": "none", "priority": 0}
-        return resolve({"classes": {name: nothing for name in names}})
+        return resolve({"classes": dict.fromkeys(names, nothing)})
 
     def warm(self) -> None:
         for name, blocks in self.scenario.config.resident.items():

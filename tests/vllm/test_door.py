@@ -79,7 +79,11 @@ def test_a_better_class_takes_the_place_of_the_worst_that_waits(tmp_path):
     add(engine, "batch", xargs={"slo_class": "batch"})
     add(engine, "chat", xargs={"slo_class": "interactive"})
     run(engine)
-    assert {name: end.name for name, end in engine.ends.items()} == {"first": "LENGTH", "batch": "ABORT", "chat": "LENGTH"}
+    assert {name: end.name for name, end in engine.ends.items()} == {
+        "first": "LENGTH",
+        "batch": "ABORT",
+        "chat": "LENGTH",
+    }
     assert engine.told["batch"].stop_reason == "tidegate: displaced"
 
 

@@ -10,8 +10,8 @@ import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from tidegate.integrations.vllm.scripted import Engine, make_config, make_scheduler, whole
 from tidegate.integrations.vllm import TidegateAsyncScheduler, TidegateScheduler
+from tidegate.integrations.vllm.scripted import Engine, make_config, make_scheduler, whole
 
 SYNC = (Scheduler, TidegateScheduler, 1)
 ASYNC = (AsyncScheduler, TidegateAsyncScheduler, 2)
@@ -59,7 +59,9 @@ def configured(tmp_path: Path, policy: str, more: str = "") -> str:
 @pytest.mark.parametrize(("stock", "ours", "depth"), [SYNC, ASYNC])
 def test_nothing_waits(tmp_path, stock, ours, depth, policy, seed):
     """The same tokens of the same requests in the same blocks, in every step."""
-    assert decided(ours, depth, seed, configured(tmp_path, policy), **AMPLE) == decided(stock, depth, seed, None, **AMPLE)
+    assert decided(ours, depth, seed, configured(tmp_path, policy), **AMPLE) == decided(
+        stock, depth, seed, None, **AMPLE
+    )
 
 
 @pytest.mark.parametrize("policy", ["priority", "sjf", "joint", "sla", "fair", "mlfq", "prefix"])

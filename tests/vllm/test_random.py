@@ -48,7 +48,9 @@ def drive(engine: Engine, rng: random.Random, requests: int, *, pressure: int) -
     for _ in range(100_000):
         while added < requests and len(engine.scheduler.requests) < pressure and rng.random() < 0.7:
             name = f"r{added}"
-            prompt = rng.choice(prefixes)[: rng.randrange(97)] + [rng.randrange(2, 900) for _ in range(rng.randrange(1, 60))]
+            prompt = rng.choice(prefixes)[: rng.randrange(97)] + [
+                rng.randrange(2, 900) for _ in range(rng.randrange(1, 60))
+            ]
             outputs, stop = rng.randrange(1, 40), rng.randrange(1, 60)
             xargs = {"tenant": rng.choice("abc"), "slo_class": rng.choice(("interactive", "offline", "batch"))}
             engine.add(

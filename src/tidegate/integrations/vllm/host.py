@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from tidegate.integrations.vllm.hosted import HostedRequest
 from tidegate.integrations.vllm.identity import BadClaim, Claim, Claims
 from tidegate.integrations.vllm.observers import Observer
 from tidegate.integrations.vllm.queue import OfferedQueue
-from tidegate.integrations.vllm.scheduler import Told, VllmScheduler
+from tidegate.integrations.vllm.scheduler import VllmScheduler
 from tidegate.observe.jsonlines import Lines
 
 PARKED = 64
@@ -206,8 +206,10 @@ class Host:
 
     def after_update(self, outputs: dict[int, Any]) -> None:
         """vLLM has applied the step: what it tells its clients is what our books take in."""
-        step = -1 if self._step.plan is None else self._step.plan.step
-        self.scheduler.computed(_told(outputs), step, self._clock())
+        now, step = self._clock(), -1 if self._step.plan is None else self._step.plan.step
+        told = chain.from_iterable(client.outputs for client in outputs.values())
+        for end in self.scheduler.computed(told, step, now):
+            self.scheduler.ended(end.request_id, REASONS[end.finish_reason], now)
         for client, farewell in self._farewells:
             outputs.setdefault(client, EngineCoreOutputs()).outputs.append(farewell)
         self._farewells = []
@@ -250,11 +252,3 @@ class Host:
 
     def _count_waiting(self) -> int:
         return len(self.scheduler.waiting) + len(self._parked)
-
-
-def _told(outputs: dict[int, Any]) -> Iterator[Told]:
-    """Tokens and ends in vLLM's outputs."""
-    for client in outputs.values():
-        for told in client.outputs:
-            reason, tokens = told.finish_reason, told.new_token_ids
-            yield Told(told.request_id, tokens[-1] if tokens else None, None if reason is None else REASONS[reason])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from tidegate.core.events import Emitted
 from tidegate.core.expected import ExpectedGrowth
@@ -62,12 +62,12 @@ def without_turns(policy: Policy) -> Policy:
     return policy
 
 
-class Told(NamedTuple):
-    """What vLLM tells of a request after a step: an output token (None: none), and why it ended (None: it has not)."""
+class Output(Protocol):
+    """What vLLM tells a client of a request after a step."""
 
     request_id: str
-    token: int | None
-    reason: FinishReason | None
+    new_token_ids: list[int]
+    finish_reason: Any
 
 
 class VllmScheduler(Scheduler):
@@ -162,33 +162,34 @@ class VllmScheduler(Scheduler):
         if r is not None and r.status is Status.RUNNING:
             self._lifecycle.note_preempted(r, reason, now)
 
-    def computed(self, told: Iterable[Told], step: int, now: float) -> None:
-        """A step was computed: tokens and ends, as vLLM tells them."""
+    def computed(self, outputs: Iterable[Output], step: int, now: float) -> list[Output]:
+        """A step was computed: the tokens, as vLLM tells them. Returns the outputs that end a request."""
         self.ctx.now = now
         requests: list[Request] = []
         tokens: list[int] = []
         first: list[Request] = []
-        ended: list[tuple[Request, FinishReason]] = []
+        ends: list[Output] = []
         known = self._lifecycle.requests
-        for request_id, token, reason in told:
-            r = known.get(request_id)
+        for output in outputs:
+            r = known.get(output.request_id)
             if r is None:
                 continue
-            if token is not None:
-                if r.last_token_at is None:
+            new = output.new_token_ids
+            if new:
+                last = r.last_token_at
+                if last is not None:
+                    r.gaps.append(now - last)
+                else:
                     r.first_token_at = now
                     first.append(r)
-                else:
-                    r.gaps.append(now - r.last_token_at)
                 r.last_token_at = now
                 requests.append(r)
-                tokens.append(token)
-            if reason is not None:
-                ended.append((r, reason))
+                tokens.append(new[-1])
+            if output.finish_reason is not None:
+                ends.append(output)
         if requests:
             self._lifecycle.events.append(Emitted(now, step, requests, tokens, len(tokens) - len(first), first))
-        for r, reason in ended:
-            self.ended(r.id, reason, now)
+        return ends
 
     def _end(self, r: Request, reason: FinishReason, now: float) -> None:
         self._clipped.discard(r)  # type: ignore[arg-type]

@@ -63,9 +63,7 @@ def make_config(
 ) -> VllmConfig:
     """What vLLM would be started with."""
     model = ModelConfig(model=model_dir(), skip_tokenizer_init=True, dtype="float32", max_model_len=max_model_len)
-    cache_config = CacheConfig(
-        block_size=block_size, gpu_memory_utilization=0.9, enable_prefix_caching=prefix_caching
-    )
+    cache_config = CacheConfig(block_size=block_size, gpu_memory_utilization=0.9, enable_prefix_caching=prefix_caching)
     cache_config.num_gpu_blocks = num_blocks
     return VllmConfig(
         model_config=model,
@@ -172,9 +170,7 @@ class Engine:
         if not self.scheduler.has_requests():
             return None
         output = self.scheduler.schedule()
-        scheduled = {
-            name: self._computes(self.scheduler.requests[name]) for name in output.num_scheduled_tokens
-        }
+        scheduled = {name: self._computes(self.scheduler.requests[name]) for name in output.num_scheduled_tokens}
         self._flight.append((output, scheduled))
         return output
 

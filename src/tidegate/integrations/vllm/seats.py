@@ -106,13 +106,13 @@ class VllmSeats(Running):
         crossers: list[Request] = []
         context = 0
         for r in self.members:
-            h = r.handle
-            computed, placed = h.num_computed_tokens, h.num_output_placeholders  # type: ignore[attr-defined]
-            if h.num_tokens + placed - computed > 1:  # type: ignore[attr-defined]
-                continue
+            h: Any = r.handle
+            computed, placed = h.num_computed_tokens, h.num_output_placeholders
             if r in prefilling:
+                if h.num_tokens + placed - computed > 1:
+                    continue
                 self._start_decoding(r)
-            if placed and r.prompt_tokens + h.max_tokens <= computed + 2 - placed:  # type: ignore[attr-defined]
+            if placed and r.prompt_tokens + h.max_tokens <= computed + 2 - placed:
                 continue  # its last token is in flight
             members.append(r)
             context += computed + 1

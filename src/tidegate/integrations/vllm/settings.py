@@ -46,4 +46,3 @@ def find_limits(config: Config, engine: Any) -> Limits:
     limits = replace(config, scheduler=ours).limits(pool.num_gpu_blocks - 1, engine.max_model_len)
     lora = engine.lora_config
     return limits if lora is None else replace(limits, max_resources=lora.max_loras)
-
