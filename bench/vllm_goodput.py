@@ -6,7 +6,8 @@ Each system is started anew, in turns, and gets the same load: 40 batch requests
 offline request every 5 s (128 in, 32 out), and interactive ones at `--rate` a second with exponential gaps (64 in,
 24 out), for `--seconds`. 16 seats, 256 tokens a step, 110 KV blocks of 32: batch alone saturates the engine, and stock
 preempts for want of memory. All outputs have their full length. Promises: interactive first token in 1 s, offline
-whole in 30 s, batch whole in 120 s. vLLM's environment (`make test-vllm`) has to run this, alone on the machine.
+whole in 30 s, batch whole in 120 s. The environment of
+`scripts/install-vllm` has to run this, alone on the machine.
 """
 
 from __future__ import annotations

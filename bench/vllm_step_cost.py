@@ -2,9 +2,9 @@
 
     python bench/vllm_step_cost.py [--json] [--policy joint …] [--steps 200] [--repeats 5]
 
-Steady decode: `running` requests decode, `waiting` more lack seats; schedule plus update_from_output is timed, stock and
-ours in turns on the same load. Figures are the least of the repeats' medians, in microseconds; vLLM's environment
-(`make test-vllm` says where it is) has to run this.
+Steady decode: `running` requests decode, `waiting` more lack seats; schedule plus update_from_output is timed, stock
+and ours in turns on the same load. Figures are the least of the repeats' medians, in microseconds. The environment of
+`scripts/install-vllm` has to run this.
 """
 
 from __future__ import annotations
@@ -98,9 +98,8 @@ def main() -> None:
         return
     print("policy    running  waiting   us/step   over stock")
     for row in rows:
-        print(
-            f"{row['policy']:<9} {row['running']:>7} {row['waiting']:>8} {row['step_us_p50']:>9} {row['over_stock']:>11.1%}"
-        )
+        name, over = row["policy"], row["over_stock"]
+        print(f"{name:<9} {row['running']:>7} {row['waiting']:>8} {row['step_us_p50']:>9} {over:>11.1%}")
 
 
 if __name__ == "__main__":

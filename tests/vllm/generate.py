@@ -20,26 +20,7 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 SCHEMA = {"type": "object", "properties": {"sea": {"type": "string", "maxLength": 8}}, "required": ["sea"]}
-WORDS = [
-    "tide",
-    "moon",
-    "sea",
-    "wave",
-    "shore",
-    "gravity",
-    "water",
-    "salt",
-    "wind",
-    "storm",
-    "harbour",
-    "boat",
-    "anchor",
-    "rope",
-    "sail",
-    "star",
-    "night",
-    "deep",
-]
+WORDS = ["tide", "moon", "sea", "wave", "shore", "gravity", "water", "salt", "wind", "storm", "harbour", "boat"]
 
 
 def requests() -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Plays a scenario file on the real vLLM scheduler, stock or with ours, and reads the outcome from vLLM's own outputs."""
+"""Plays a scenario file on the real vLLM scheduler, stock or ours, and reads the outcome from vLLM's own outputs."""
 
 from __future__ import annotations
 

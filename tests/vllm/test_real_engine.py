@@ -8,11 +8,10 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 
 HERE = Path(__file__).parent
@@ -110,9 +109,9 @@ def server(tmp_path_factory):
         for _ in range(300):
             assert process.poll() is None, (folder / "log").read_text()[-3000:]
             try:
-                urllib.request.urlopen(f"{url}/health", timeout=2)
+                httpx.get(f"{url}/health", timeout=2)
                 break
-            except (urllib.error.URLError, OSError):
+            except httpx.TransportError:
                 time.sleep(0.5)
         yield url, folder
     finally:
@@ -120,14 +119,9 @@ def server(tmp_path_factory):
         process.wait(60)
 
 
-def complete(url: str, headers: dict[str, str] | None = None, **body) -> dict:
-    request = urllib.request.Request(
-        f"{url}/v1/completions",
-        json.dumps({"model": "m", "prompt": "The tide comes", "temperature": 0, **body}).encode(),
-        {"Content-Type": "application/json", **(headers or {})},
-    )
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        return json.load(answer)
+def complete(url: str, headers: dict[str, str] | None = None, **body) -> httpx.Response:
+    body = {"model": "m", "prompt": "The tide comes", "temperature": 0, **body}
+    return httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=120)
 
 
 def test_headers_reach_the_scheduler(server):
@@ -145,27 +139,25 @@ def test_headers_reach_the_scheduler(server):
 
 
 def test_a_header_that_says_nothing_is_a_400(server):
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        complete(server[0], {"x-slo-ttft-ms": "soon"}, max_tokens=4)
-    assert refused.value.code == 400
-    assert json.load(refused.value)["error"]["message"] == (
-        "x-slo-ttft-ms must be a number of milliseconds above 0, not 'soon'"
-    )
+    refused = complete(server[0], {"x-slo-ttft-ms": "soon"}, max_tokens=4)
+    assert refused.status_code == 400
+    told = refused.json()["error"]["message"]
+    assert told == "x-slo-ttft-ms must be a number of milliseconds above 0, not 'soon'"
 
 
 def test_a_full_queue_ends_cleanly(server):
     with ThreadPoolExecutor(8) as clients:
         answers = list(clients.map(lambda n: complete(server[0], max_tokens=60, ignore_eos=True), range(8)))
-    ends = [answer["choices"][0]["finish_reason"] for answer in answers]
+    choices = [answer.json()["choices"][0] for answer in answers]
+    ends = [choice["finish_reason"] for choice in choices]
     assert ends.count("abort") >= 1
     assert set(ends) == {"abort", "length"}
-    told = next(a["choices"][0] for a in answers if a["choices"][0]["finish_reason"] == "abort")
+    told = next(choice for choice in choices if choice["finish_reason"] == "abort")
     assert "queue_full: the queue is full" in told["stop_reason"]
 
 
 def test_metrics_stand_beside_vllms_own(server):
-    with urllib.request.urlopen(f"{server[0]}/metrics", timeout=30) as answer:
-        text = answer.read().decode()
+    text = httpx.get(f"{server[0]}/metrics", timeout=30).text
     assert "vllm:num_requests_running" in text
     assert 'tidegate_requests_finished_total{class="batch",reason="length"} 1.0' in text
     assert "tidegate_ttft_seconds_bucket" in text

@@ -18,7 +18,7 @@ from tests.vllm.scenario import run
 from tidegate.simulate.scenario import parse
 
 ELSEWHERE = {"ended", "trace", "costs", "overload", "burst"}
-"""Fixtures that drive our scheduler by hand: tests/vllm/test_door.py and bench/vllm_step_cost.py have twins of those."""
+"""Fixtures that drive our scheduler by hand; tests/vllm/test_door.py and bench/vllm_step_cost.py have twins."""
 
 NOT_IN_VLLM = {
     "test_s08_slo_policy_is": "decodes do not take turns",
@@ -58,9 +58,10 @@ def expectations() -> Iterator[tuple[str, Any]]:
     for path in sorted((Path(__file__).parents[1] / "scenarios").glob("test_*.py")):
         for name, test in vars(importlib.import_module(f"tests.scenarios.{path.stem}")).items():
             marks = getattr(test, "pytestmark", ())
-            if name.startswith("test_") and any(mark.name == "expects" for mark in marks):
-                if not ELSEWHERE & set(inspect.signature(test).parameters) and name not in NOT_IN_VLLM:
-                    yield name, test
+            if not name.startswith("test_") or not any(mark.name == "expects" for mark in marks):
+                continue
+            if not ELSEWHERE & set(inspect.signature(test).parameters) and name not in NOT_IN_VLLM:
+                yield name, test
 
 
 TESTS = dict(expectations())

@@ -73,7 +73,7 @@ class KvCache:
         return self.index.match(hashes, limit if self.prefix_caching else 0)
 
     def idle_parts(self, match: Match) -> dict[object, int]:
-        """The parts of the matched prefix that nobody holds, each with its blocks: taken up once, however often matched."""
+        """The parts of a match that nobody holds, with their blocks: taken up once, however often they are matched."""
         return {run: blocks for run, blocks in matched_runs(match) if not run.refs}
 
     def awaited(self, hashes: Sequence[BlockHash], match: Match, limit: int) -> Lease | None:

@@ -82,7 +82,7 @@ class Host:
         self._take_over()
 
     def _take_over(self) -> None:
-        """Put our queue in place of vLLM's. Its second one stays: who holds blocks is drained first, whatever the order."""
+        """Put our queue in place of vLLM's. Its second one stays: who holds blocks is drained first in any order."""
         self._engine.waiting = self._queue
         self._engine.policy = SchedulingPolicy.FCFS  # whoever is last in `running` gives way, and that order is ours
 

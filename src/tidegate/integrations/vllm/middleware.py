@@ -1,8 +1,8 @@
-"""`--middleware tidegate.integrations.vllm.headers`: what reaches vLLM's server of a request, put where its scheduler sees it.
+"""`--middleware tidegate.integrations.vllm.headers`: what a request claims, put where vLLM's scheduler sees it.
 
 Headers `x-tenant`, `x-slo-ttft-ms`, `x-slo-tpot-ms`, `x-slo-e2e-ms` and `x-slo-class`, and of the body `service_tier`,
-`metadata.slo_class` and `user` (as tenant) become entries of the body's `vllm_xargs`. A header goes before the body: it is
-what a gateway sets, the body what a client sends.
+`metadata.slo_class` and `user` (as tenant) become entries of the body's `vllm_xargs`. A header goes before the body: it
+is what a gateway sets, the body what a client sends.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def with_claims(body: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
     Raises BadClaim for a header that says nothing.
     """
     named = {_HEADERS[name]: value.decode("latin-1") for name, value in headers if name in _HEADERS}
-    claims = {name: _checked(name, value) for name, value in named.items()}
+    sent = {name: _checked(name, value) for name, value in named.items()}
     try:
         request = json.loads(body)
     except ValueError:
@@ -73,10 +73,10 @@ def with_claims(body: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
         "slo_class": metadata.get("slo_class") if isinstance(metadata, dict) else None,
         "tenant": request.get("user"),
     }
-    claims = {name: value for name, value in said.items() if isinstance(value, str) and value} | claims
-    if not claims:
+    fields = {name: value for name, value in said.items() if isinstance(value, str) and value}
+    if not fields and not sent:
         return body
-    request["vllm_xargs"] = {**claims, **(request.get("vllm_xargs") or {}), **{n: claims[n] for n in named}}
+    request["vllm_xargs"] = {**fields, **(request.get("vllm_xargs") or {}), **sent}
     return json.dumps(request).encode()
 
 

@@ -26,9 +26,11 @@ _GROUP = (0,)
 
 
 class Holding(Lease):
-    """What one request holds in vLLM. `wanted` are the blocks it was promised in all, `pledge` those it has yet to take."""
+    """What one request holds in vLLM: `wanted` blocks were promised to it in all, `pledge` it has yet to take."""
 
     __slots__ = ("_tables", "pledge", "wanted")
+
+    owner: HostedRequest
 
     def __init__(self, tables: Any, owner: HostedRequest, wanted: int, pledge: int) -> None:
         self._tables = tables
@@ -37,8 +39,8 @@ class Holding(Lease):
         self.pledge = pledge
         self.released = False
 
-    @property  # type: ignore[override]
-    def table(self) -> list[Any]:
+    @property
+    def table(self) -> list[Any]:  # type: ignore[override]
         """vLLM's blocks of the request, in order."""
         return self._tables.get(self.owner.id, [])
 
@@ -171,12 +173,14 @@ class VllmPool(KvCache):
 
     def freed_by_all(self, leases: Collection[Lease], beside: Match | None = None) -> int:
         kept = {block.block_id for block in _blocks(beside)} if beside is not None else set()
-        held = Counter(b.block_id for lease in leases for b in lease.table)
-        blocks = {b.block_id: b for lease in leases for b in lease.table}
-        pledged = sum(lease.pledge for lease in leases if isinstance(lease, Holding))
+        holdings = [lease for lease in leases if isinstance(lease, Holding)]
+        held = Counter(b.block_id for holding in holdings for b in holding.table)
+        blocks = {b.block_id: b for holding in holdings for b in holding.table}
+        pledged = sum(holding.pledge for holding in holdings)
         return pledged + sum(blocks[i].ref_cnt == n and i not in kept for i, n in held.items())
 
     def kept_by_others(self, lease: Lease) -> int:
+        assert isinstance(lease, Holding)
         return sum(b.ref_cnt > 1 for b in lease.table)
 
     @property

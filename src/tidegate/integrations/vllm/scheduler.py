@@ -80,7 +80,7 @@ class VllmScheduler(Scheduler):
 
     def __init__(self, policy: Policy, limits: Limits, ctx: PolicyContext, engine: Any, hands: Hands) -> None:
         self._engine = engine
-        self._clipped: set[HostedRequest] = set()
+        self._clipped: set[Request] = set()
         super().__init__(without_turns(policy), limits, ctx)
         self._lifecycle.hands = hands
         self._order_version = -1
@@ -192,7 +192,7 @@ class VllmScheduler(Scheduler):
         return ends
 
     def _end(self, r: Request, reason: FinishReason, now: float) -> None:
-        self._clipped.discard(r)  # type: ignore[arg-type]
+        self._clipped.discard(r)
         super()._end(r, reason, now)
 
     def ended(self, request_id: str, reason: FinishReason, now: float) -> None:

@@ -52,7 +52,7 @@ class Expected(ExpectedGrowth):
         self.members: Iterable[Request] = ()
 
     @property
-    def total(self) -> int:  # type: ignore[override]
+    def total(self) -> int:
         return sum(self.left(r) for r in self.members)
 
     @total.setter

@@ -60,8 +60,8 @@ class ShadowScheduler(VllmScheduler):
         self._planner.offered = []
         suspended, self._lifecycle.would_preempt = self._lifecycle.would_preempt, {}
         self.would_preempt = {r.id: reason for r, reason in suspended.items()}
-        for r in suspended:
-            self._adopt(r)
+        for victim in suspended:
+            self._adopt(victim)
         return plan
 
     def admitted(self, request_ids: Iterable[str], tokens: Mapping[str, int], step: int, now: float) -> None:
@@ -94,13 +94,13 @@ class ShadowScheduler(VllmScheduler):
     def _end(self, r: Request, reason: FinishReason, now: float) -> None:
         if reason in UNSERVED or reason is FinishReason.LENGTH_KV:
             self.would_end.append((r, reason.value))
-            self._clipped.discard(r)  # type: ignore[arg-type]
+            self._clipped.discard(r)
         else:
             super()._end(r, reason, now)
 
 
 class ShadowHost(Host):
-    """A host that leaves vLLM's queues, its order and its requests alone. `out` takes what would have been, a line each."""
+    """A host that leaves vLLM's queues, its order and its requests alone. `out` takes what would have been."""
 
     scheduler: ShadowScheduler
     scheduler_class = ShadowScheduler
