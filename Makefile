@@ -1,5 +1,6 @@
 # make serve    install, fetch the default model once, serve it on http://127.0.0.1:8000
 # make test     install, fetch the default model once, then lint, types and the whole suite
+# make test-vllm  install vLLM's CPU build in an environment of its own, once, and run the tests inside vLLM
 # make install  only make the environment (VENV=.venv, PYTHON=python3)
 # make lint     ruff and mypy
 #
@@ -18,7 +19,7 @@ BIN := $(VENV)/bin
 
 export VENV PYTHON
 
-.PHONY: install serve test lint model clean
+.PHONY: install serve test test-vllm lint model clean
 
 install:
 	@scripts/install
@@ -37,6 +38,12 @@ lint: install
 
 test: lint model
 	$(BIN)/python -m pytest $(ARGS)
+
+# The tests that compute nothing run on the older minor as well; the model has to be there already or be fetched.
+test-vllm: model
+	@vllm=$$(scripts/install-vllm) && \
+	    $$vllm/bin/python -m pytest tests/vllm $(ARGS) && \
+	    PYTHONPATH=$$vllm/older $$vllm/bin/python -m pytest tests/vllm --ignore=tests/vllm/test_real_engine.py $(ARGS)
 
 clean:
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build

@@ -279,6 +279,21 @@ class PredictorConfig:
             raise ValueError('of kind "learned" needs a path: the file that `tidegate predictor train` wrote')
 
 
+@dataclass(frozen=True, slots=True)
+class VllmConfig:
+    """`[vllm]`: how Tidegate stands inside vLLM (docs/vllm.md).
+
+    mode:     "active" decides; "shadow" decides and logs, and vLLM acts as if it were alone
+    fallback: where this vLLM is not one that Tidegate schedules in, "stock" leaves it to vLLM with a warning,
+              "refuse" does not start
+    """
+
+    __pydantic_config__ = SECTION
+
+    mode: Literal["active", "shadow"] = "active"
+    fallback: Literal["stock", "refuse"] = "stock"
+
+
 def default_classes() -> dict[str, ClassConfig]:
     return {name: ClassConfig(**asdict(known.slo), priority=known.priority) for name, known in DEFAULT_CLASSES.items()}
 
@@ -297,6 +312,7 @@ class Config:
     model: ModelConfig = ModelConfig()
     predictor: PredictorConfig = PredictorConfig()
     observe: ObserveConfig = ObserveConfig()
+    vllm: VllmConfig = VllmConfig()
 
     @property
     def slo_classes(self) -> dict[str, SloClass]:

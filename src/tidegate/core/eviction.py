@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tidegate.core.blocks import Match, Run, matched_runs
+from tidegate.core.blocks import Match
 from tidegate.core.draft import Draft
 from tidegate.core.hashing import BlockHash
 from tidegate.core.kv import KvCache
@@ -88,7 +88,7 @@ class Eviction:
             return
         seats, blocks = running.free_seats, self._kv.available - len(d.growers)
         tokens, prompts = self._tokens_left(head, d), len(running.prefilling)
-        promised: set[Run] = set()  # idle prefixes that count once, however many start from them
+        promised: set[object] = set()  # idle prefixes that count once, however many start from them
         begun: set[BlockHash] = set()  # blocks that those before compute first: who shares them waits for them
         for r in queue.front():
             if (
@@ -103,7 +103,7 @@ class Eviction:
             missing = self._room.missing(r, match)
             if awaited or (missing is not None and missing in begun):
                 continue
-            idle = {run: n for run, n in matched_runs(match) if not run.refs and run not in promised}
+            idle = {part: n for part, n in self._kv.idle_parts(match).items() if part not in promised}
             promised |= idle.keys()
             wanted = self._room.wanted(r) - match.blocks + sum(idle.values())
             reserve = self._room.headroom(r) if running.members else 0

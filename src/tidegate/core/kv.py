@@ -72,6 +72,10 @@ class KvCache:
         """The longest cached prefix of the first `limit` block hashes; holds nothing yet."""
         return self.index.match(hashes, limit if self.prefix_caching else 0)
 
+    def idle_parts(self, match: Match) -> dict[object, int]:
+        """The parts of a match that nobody holds, with their blocks: taken up once, however often they are matched."""
+        return {run: blocks for run, blocks in matched_runs(match) if not run.refs}
+
     def awaited(self, hashes: Sequence[BlockHash], match: Match, limit: int) -> Lease | None:
         """The lease for which the first block that `match` lacks is being computed right now, if any."""
         return self._awaited.get(hashes[match.blocks]) if match.blocks < limit else None

@@ -63,7 +63,16 @@ class PastBlocked(NamedTuple):
         )
 
 
-Why: TypeAlias = InTurn | InPlaceOf | BesideWaiting | PastBlocked
+class ByHost(NamedTuple):
+    """The engine that hosts us took it by itself."""
+
+    host: str
+
+    def __str__(self) -> str:
+        return f"{self.host} took it by itself"
+
+
+Why: TypeAlias = InTurn | InPlaceOf | BesideWaiting | PastBlocked | ByHost
 
 
 def score_unit(order: object) -> str:

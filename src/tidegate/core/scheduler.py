@@ -63,9 +63,8 @@ class Scheduler:
         self.policy = policy
         self.limits = limits
         self.ctx = ctx if ctx is not None else PolicyContext(HistoryPredictor(), LearnedStepTime())
-        self.kv = KvCache(limits.num_blocks, limits.block_size, limits.prefix_caching)
-        expected = ExpectedGrowth(limits, self.ctx) if limits.headroom == "quantile" else None
-        self.running = Running(self.kv, limits, expected)
+        self.kv = self._make_kv()
+        self.running = self._make_running(ExpectedGrowth(limits, self.ctx) if limits.headroom == "quantile" else None)
         self.swap = Swap(limits.host_blocks, limits.disk_blocks, limits.block_size, self.ctx.copy_time)
         self._affinity = Affinity(self.kv)
         self.ctx.cached = self._affinity.tokens
@@ -73,10 +72,8 @@ class Scheduler:
         self._keys = RunningKeys(self.running, policy.order, self.ctx)
         self._looked_at: Request | None = None
         self._looked_after = 0  # evictions until then
-        self._lifecycle = Lifecycle(self.waiting, self.running, self.swap, self.ctx)
-        self._planner = Planner(
-            policy, limits, self.ctx, self.kv, self.waiting, self.running, self._lifecycle, self.swap
-        )
+        self._lifecycle = self._make_lifecycle()
+        self._planner = self._make_planner()
         self._door = Door(policy, limits, self.ctx, self.kv, self.waiting, self.running, self._end)
         self._triage = self._make_triage()
         self._lifecycle.backlog = self._door.backlog
@@ -87,6 +84,21 @@ class Scheduler:
         self._num_parked = 0
         self._arrivals = count()
         self._held_back_by: str | None = None
+
+    # What another engine's host puts its own in place of (integrations/vllm/)
+
+    def _make_kv(self) -> KvCache:
+        return KvCache(self.limits.num_blocks, self.limits.block_size, self.limits.prefix_caching)
+
+    def _make_running(self, expected: ExpectedGrowth | None) -> Running:
+        return Running(self.kv, self.limits, expected)
+
+    def _make_lifecycle(self) -> Lifecycle:
+        return Lifecycle(self.waiting, self.running, self.swap, self.ctx)
+
+    def _make_planner(self) -> Planner:
+        lifecycle, swap = self._lifecycle, self.swap
+        return Planner(self.policy, self.limits, self.ctx, self.kv, self.waiting, self.running, lifecycle, swap)
 
     @property
     def has_work(self) -> bool:
@@ -139,10 +151,7 @@ class Scheduler:
         if self._triage is not None:
             self._triage.forget(r)
         if r.status is Status.PARKED:
-            self._num_parked -= 1
-            if len(self._parked) > 2 * self._num_parked + 64:
-                self._parked = [p for p in self._parked if p[2].status is Status.PARKED and p[2] is not r]
-                heapq.heapify(self._parked)
+            self._leave_parking(r)
         self._lifecycle.finish(r, reason, now)
 
     def plan(self, now: float) -> StepPlan:
@@ -402,6 +411,13 @@ class Scheduler:
             if r.status is Status.PARKED:
                 self._num_parked -= 1
                 self._begin_to_wait(r, now)
+
+    def _leave_parking(self, r: Request) -> None:
+        """`r` is parked no more, before its time; its entry is met later, or goes with others'."""
+        self._num_parked -= 1
+        if len(self._parked) > 2 * self._num_parked + 64:
+            self._parked = [p for p in self._parked if p[2].status is Status.PARKED and p[2] is not r]
+            heapq.heapify(self._parked)
 
     def _begin_to_wait(self, r: Request, now: float) -> None:
         self._lifecycle.wait(r, now)

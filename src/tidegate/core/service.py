@@ -16,7 +16,8 @@ from typing import Protocol
 class Clock(Protocol):
     """A decode set, as far as service is concerned: one advance is one output of every member."""
 
-    clock: int
+    @property
+    def clock(self) -> int: ...
 
 
 class Account:

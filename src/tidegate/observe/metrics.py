@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -10,6 +11,8 @@ from tidegate.core.events import Admitted, Arrived, Emitted, Event, Finished, Pr
 from tidegate.core.plan import StepPlan
 from tidegate.core.request import UNSERVED, FinishReason, Request
 from tidegate.core.scheduler import Snapshot
+
+C = TypeVar("C", Counter, Gauge, Histogram)
 
 OTHER = "other"
 MAX_CLASS_LABELS = 5
@@ -49,14 +52,15 @@ class Labels:
 
 
 class Metrics:
-    """An engine `Observer` that keeps counters and histograms in a registry of its own.
+    """An engine `Observer` that keeps counters and histograms in `registry`, or in one of its own.
 
     `classes` are the configured class names in order; with `other` at most five class labels appear.
     `tenants` caps the tenant labels, `other` included.
     """
 
-    def __init__(self, classes: Sequence[str], tenants: int = 20) -> None:
-        self.registry = CollectorRegistry()
+    def __init__(self, classes: Sequence[str], tenants: int = 20, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+        self._collectors: list[Counter | Gauge | Histogram] = []
         self._class = Labels(MAX_CLASS_LABELS, classes)
         self._tenant = Labels(tenants)
         self._per_class()
@@ -98,13 +102,23 @@ class Metrics:
         self.up = self._gauge("engine_up", "1 while the engine lives")
 
     def _counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
-        return Counter(f"tidegate_{name}", text, labels, registry=self.registry)
+        return self._known(Counter(f"tidegate_{name}", text, labels, registry=self.registry))
 
     def _gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
-        return Gauge(f"tidegate_{name}", text, labels, registry=self.registry)
+        # Engines in several processes of one server: their loads add up.
+        return self._known(Gauge(f"tidegate_{name}", text, labels, registry=self.registry, multiprocess_mode="livesum"))
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> Histogram:
-        return Histogram(f"tidegate_{name}", text, labels, buckets=buckets, registry=self.registry)
+        return self._known(Histogram(f"tidegate_{name}", text, labels, buckets=buckets, registry=self.registry))
+
+    def _known(self, collector: C) -> C:
+        self._collectors.append(collector)
+        return collector
+
+    def unregister(self) -> None:
+        """Take everything out of the registry. Idempotent."""
+        while self._collectors:
+            self.registry.unregister(self._collectors.pop())
 
     # The engine's thread ------------------------------------------------------------------------------
 
@@ -172,10 +186,11 @@ class Metrics:
         """The text that Prometheus reads. `snapshot` is the load now; None if the engine is dead."""
         self.up.set(0 if snapshot is None else 1)
         if snapshot is not None:
-            self._load(snapshot)
+            self.load(snapshot)
         return generate_latest(self.registry)
 
-    def _load(self, now: Snapshot) -> None:
+    def load(self, now: Snapshot) -> None:
+        """Set the gauges to the load now."""
         self.kv_blocks.set(now.num_blocks)
         self.kv_used.set(now.num_blocks - now.available_blocks)
         self.kv_cached.set(now.available_blocks - now.free_blocks)
