@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+import tomllib
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from bench.validation import mooncake, sarathi, vtc
-from tidegate.observe.records import Record
+from bench.validation import mooncake, own_engine, sarathi, vtc
+from tidegate.cli.engine_options import engine_setup
+from tidegate.config import resolve
+from tidegate.executors.sim.cost import CostModel
+from tidegate.observe.records import Record, write_records
+from tidegate.observe.steplog import StepRow, write_steps
+from tidegate.simulate.run import simulate
 from tidegate.simulate.traces import load_workload
 
 
@@ -70,3 +79,73 @@ def test_sarathi_has_the_documented_fields(monkeypatch: pytest.MonkeyPatch) -> N
         *("p99_tbt_s", "median_wait_s"),
     ]
     assert all(isinstance(passed, bool) for passed in document["checks"].values())
+
+
+FRONT_S = 0.005
+SLOWER = {1: 1.0, 2: 1.02}
+"""By how much the steps of each made-up run are longer."""
+
+
+@pytest.fixture
+def made_up_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two runs of short loads as a real server and its client would have left them, by the cost model itself."""
+    short = {
+        name: replace(load, parts=tuple(re.sub(r"count=(\d+)0,", r"count=\1,", part) for part in load.parts))
+        for name, load in own_engine.LOADS.items()
+    }
+    monkeypatch.setattr(own_engine, "LOADS", short)
+    for name, load in short.items():
+        for number, slower in SLOWER.items():
+            folder = own_engine.folder(tmp_path, name, number)
+            folder.mkdir()
+            core = own_engine.CORE
+            hardware = replace(
+                core, t0=core.t0 * slower, **{e: getattr(core, e) / slower for e in ("e1", "e2", "e3", "e4")}
+            )
+            records: list[Record] = []
+            rows: list[StepRow] = []
+            config = resolve(tomllib.loads(load.config))
+            setup = engine_setup(config, CostModel(hardware, own_engine.MODEL))
+            simulate(load_workload(load.parts), setup, records.extend, on_step=rows.append)
+            write_records(records, folder / "engine.jsonl")
+            write_records((replace(r, ttft_s=r.ttft_s + FRONT_S) for r in records), folder / "client.parquet")
+            write_steps(rows, folder / "steps.jsonl")
+            (folder / "replay.json").write_text("{}")
+    return tmp_path
+
+
+def test_own_engine_has_the_documented_fields_and_finds_what_made_the_runs(made_up_runs: Path) -> None:
+    document = json.loads(json.dumps(own_engine.compare(made_up_runs)))
+    assert list(document) == ["runs", "loads", "calibration", "rows", "checks"]
+    assert document["runs"] == dict.fromkeys(own_engine.LOADS, 2)
+    assert list(document["calibration"]) == ["steps", "constants", "told_by_the_log", "held_out", "front_s"]
+    assert document["calibration"]["front_s"] == pytest.approx(FRONT_S)
+    rows = document["rows"]
+    assert list(rows[0]) == [
+        *("load", "class", "metric", "predicted_ms", "measured_ms", "least_ms", "most_ms"),
+        *("spread", "error", "tolerance", "within"),
+    ]
+    assert {(row["load"], row["class"]) for row in rows} == {
+        *((load, "all") for load in own_engine.LOADS),
+        *(("queue", name) for name in ("batch", "interactive")),
+    }
+    assert all(document["checks"].values())
+
+
+def test_own_engine_tolerates_what_two_runs_differ_by_up_to_a_fifth() -> None:
+    key = ("all", "ttft_p99")
+    for real, tolerance in (((1.0, 1.01), 0.1), ((1.0, 1.15), 0.1395), ((1.0, 2.0), 0.2)):
+        (row,) = own_engine.rows_of("load", {key: 1.9}, [{key: value} for value in real])
+        assert row["tolerance"] == tolerance
+        assert not row["within"]
+
+
+def test_own_engine_measures_what_is_missing_load_after_load(tmp_path: Path) -> None:
+    assert own_engine.missing(tmp_path, 2) == [(load, number) for number in (1, 2) for load in own_engine.LOADS]
+    done = own_engine.folder(tmp_path, "short", 1)
+    done.mkdir()
+    assert ("short", 1) in own_engine.missing(tmp_path, 2)  # broken off
+    (done / "replay.json").touch()
+    assert ("short", 1) not in own_engine.missing(tmp_path, 2)
+    with pytest.raises(SystemExit, match="needs at least two runs of each load"):
+        own_engine.compare(tmp_path)

@@ -37,6 +37,8 @@ CLOSE = 1e-12
 """Relative change at which the search ends."""
 NOISE, INDEPENDENT = 0.01, 200
 """At least this relative noise is assumed, and that no more than so many steps tell something of their own."""
+RULED_OUT = 9.0
+"""Squared standard errors by which a fit with the base's constants may be worse: three of them."""
 UNCERTAIN = 0.25
 """Standard error from which on a constant counts as unknown: of t0 in medians of a step, of others relative."""
 
@@ -155,6 +157,24 @@ def _within_peaks(base: Hardware, values: dict[str, float]) -> Hardware:
     )
 
 
+class _Search(NamedTuple):
+    """Fitted constants, and the standard errors of those that were free.
+
+    cost: half the sum of squared residuals, as the loss counts them
+    unit: what a constant adds to it that is one standard error off
+    """
+
+    values: dict[str, float]
+    errors: dict[str, float]
+    cost: float
+    unit: float
+
+    @property
+    def uncertain(self) -> list[str]:
+        """The constants of which the log tells too little."""
+        return [name for name, error in self.errors.items() if error > UNCERTAIN]
+
+
 class _Fit:
     """The search. Its variables are t0 in medians of a step, and the logarithms of the other constants."""
 
@@ -170,20 +190,23 @@ class _Fit:
     def identified(self) -> tuple[dict[str, float], dict[str, float | None]]:
         """The constants, and the standard errors of those that the log tells.
 
-        While it leaves some too uncertain, the most uncertain one is set to the base's, and the others are fitted anew.
+        While it leaves some too uncertain, that one of them is set to the base's which then fits best, and the others
+        are fitted anew; unless the log rules the base's out: time that belongs to another constant would be put there.
         """
-        free = list(CONSTANTS)
-        while True:
-            values, errors = self._search(free)
-            worst = max(errors, key=lambda name: errors[name], default=None)
-            if worst is None or errors[worst] <= UNCERTAIN:
-                return values, {name: errors.get(name) for name in CONSTANTS}
-            free.remove(worst)
+        free = best = self._search(CONSTANTS)
+        while best.uncertain:
+            tried = [self._search([n for n in best.errors if n != kept]) for kept in best.uncertain]
+            nearest = min(tried, key=lambda search: search.cost)
+            if nearest.cost - free.cost > RULED_OUT * free.unit:
+                break
+            best = nearest
+        return best.values, {name: best.errors.get(name) for name in CONSTANTS}
 
-    def _search(self, free: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
-        """The best constants with all but `free` at the base's, and the standard errors of `free`."""
+    def _search(self, free: Sequence[str]) -> _Search:
+        """The best constants with all but `free` at the base's."""
         if not free:
-            return self._start(self._base.p, free), {}
+            values = self._start(self._base.p, free)
+            return _Search(values, {}, self._cost(values), self._unit(values))
         least_squares = _least_squares()
         low, high = ([self._variable(n, BOUNDS[n][side], bound=True) for n in free] for side in (0, 1))
         best: Any = None
@@ -203,7 +226,9 @@ class _Fit:
             if best is None or found.cost < best.cost:
                 best = found
         values = self._values(free, best.x)
-        return values, dict(zip(free, self._standard_errors(best.jac, values), strict=True))
+        unit = self._unit(values)
+        errors = dict(zip(free, _standard_errors(best.jac, unit), strict=True))
+        return _Search(values, errors, float(best.cost), unit)
 
     def _start(self, p: float, free: Sequence[str]) -> dict[str, float]:
         """The base's constants, the free ones made slower or faster until the median step is right."""
@@ -228,14 +253,20 @@ class _Fit:
         values = {name: float(getattr(self._base, name)) for name in CONSTANTS}
         return values | {n: float(v) * self._step_s if n == "t0" else exp(v) for n, v in zip(free, x, strict=True)}
 
-    def _standard_errors(self, jacobian: Floats, values: dict[str, float]) -> list[float]:
-        """Of each variable, by the curvature of the loss at the minimum."""
+    def _cost(self, values: dict[str, float]) -> float:
+        return OUTLIER**2 * float(np.sum(np.hypot(1, self._residuals(values) / OUTLIER) - 1))
+
+    def _unit(self, values: dict[str, float]) -> float:
         residuals = self._residuals(values)
         noise = max(NOISE, 1.4826 * float(np.median(np.abs(residuals))))
-        told = min(1.0, INDEPENDENT / len(residuals))
-        sizes, axes = np.linalg.eigh(jacobian.T @ jacobian * told)
-        variance = (axes**2 / np.maximum(sizes, 1e-18)).sum(axis=1)
-        return [float(v) for v in noise * np.sqrt(variance)]
+        return noise**2 / 2 * max(1.0, len(residuals) / INDEPENDENT)
+
+
+def _standard_errors(jacobian: Floats, unit: float) -> list[float]:
+    """Of each variable, by the curvature of the loss at the minimum, of which `unit` is one standard error."""
+    sizes, axes = np.linalg.eigh(jacobian.T @ jacobian)
+    variance = 2 * unit * (axes**2 / np.maximum(sizes, 1e-18)).sum(axis=1)
+    return [float(v) for v in np.sqrt(variance)]
 
 
 def _least_squares() -> Any:

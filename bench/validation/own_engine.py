@@ -1,0 +1,268 @@
+"""`tidegate simulate` beside `tidegate serve`: calibrated on one load of this machine, three other loads predicted.
+
+    python bench/validation/own_engine.py measure RUNS [--rounds 5] [--at-most N]
+    python bench/validation/own_engine.py compare RUNS [--json]
+
+`measure` serves SmolLM2-135M on one core, sends a load from another with `tidegate replay`, and keeps what client and
+engine saw in RUNS/LOAD-ROUND; every run has a server of its own, so that nothing is cached from the one before. The
+loads take turns. What is there already is not measured again, so a series may be broken off.
+
+`compare` fits the cost model to the step logs of the load `calibration`, simulates the very same requests of the other
+loads, and says how far median and P99 of TTFT and TPOT are from those of the real runs, and these from each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from tidegate.cli.engine_options import engine_setup
+from tidegate.cli.output import print_json, print_table
+from tidegate.config import resolve
+from tidegate.executors.sim.cost import CostModel
+from tidegate.executors.sim.hardware import Hardware, find_hardware
+from tidegate.executors.sim.models import find_model
+from tidegate.observe.records import Record, read_records
+from tidegate.observe.steplog import iter_steps
+from tidegate.observe.summary import summarise
+from tidegate.simulate.calibration import Calibration, calibrate
+from tidegate.simulate.run import simulate
+from tidegate.simulate.step_costs import step_costs
+from tidegate.simulate.traces import load_workload
+
+ROUNDS = 5
+CALIBRATION = "calibration"
+MODEL = find_model("smollm2-135m")
+CORE = replace(find_hardware("cpu"), name="zen5-core", peak_flops=0.45e12, memory_bandwidth=36e9)
+"""What a calibration starts from: one core of the machine, as torch's bfloat16 products and copies measure it."""
+SERVER_CORE, CLIENT_CORE = 0, 1
+AIM, TOLERANCE, MOST_TOLERANCE = 0.05, 0.10, 0.20
+"""Relative errors: what is aimed at, what is allowed, and the most that is where two real runs differ by more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is sent, as `tidegate replay` takes it, and the policy that serves it."""
+
+    parts: tuple[str, ...]
+    policy: str
+
+    @property
+    def config(self) -> str:
+        """Of the server, and of the simulation."""
+        return (
+            f'[model]\nthreads = 1\n[scheduler]\npolicy = "{self.policy}"\nnum_blocks = 2048\nmax_num_seqs = 16\n'
+            "max_num_batched_tokens = 256\n"
+        )
+
+
+LOADS = {
+    CALIBRATION: Load(("gamma:rate=4.5,cv=2,count=1000,prompt=lognormal:80:0.9:700,output=8..40",), "fcfs"),
+    "short": Load(("poisson:rate=7,count=1000,prompt=lognormal:48:0.6:256,output=exponential:20:80",), "sjf"),
+    "long": Load(("poisson:rate=4.5,count=1000,prompt=80..240,output=8..16",), "vllm-v1"),
+    "queue": Load(
+        (
+            "poisson:rate=3,count=600,prompt=40..120,output=12..36,interactive",
+            "onoff:rate=15,on=8s,off=40s,count=400,prompt=32..96,output=16..48,batch",
+        ),
+        "joint",
+    ),
+}
+
+
+def folder(runs: Path, load: str, number: int) -> Path:
+    return runs / f"{load}-{number}"
+
+
+def missing(runs: Path, rounds: int) -> list[tuple[str, int]]:
+    """Runs that are still to be made: the loads take turns, so that a slow hour of the machine hits all alike."""
+    wanted = [(load, number) for number in range(1, rounds + 1) for load in LOADS]
+    return [run for run in wanted if not (folder(runs, *run) / "replay.json").exists()]
+
+
+def measure(runs: Path, load: str, number: int) -> None:
+    """Make one run. `replay.json` is its last file, so whoever has it is whole."""
+    into = folder(runs, load, number)
+    into.mkdir(parents=True, exist_ok=True)
+    for name in ("engine.jsonl", "steps.jsonl"):
+        (into / name).unlink(missing_ok=True)
+    (into / "config.toml").write_text(
+        f'{LOADS[load].config}[server]\nport = 0\n[observe]\nrecords = "{into}/engine.jsonl"\n'
+        f'steps = "{into}/steps.jsonl"\n'
+    )
+    with serving(into / "config.toml") as url:
+        replay = ["replay", *LOADS[load].parts, "--url", url, "--out", str(into / "client.parquet"), "--json"]
+        seen = subprocess.run(pinned(CLIENT_CORE, *replay), check=True, capture_output=True).stdout
+    (into / "replay.json").write_bytes(seen)
+
+
+@contextmanager
+def serving(config: Path) -> Iterator[str]:
+    """A server on its own core; the URL at which it is ready."""
+    command = pinned(SERVER_CORE, "serve", "--config", str(config))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            for line in server.stdout:
+                if " is ready at " in line:
+                    yield line.partition(" is ready at ")[2].split()[0]
+                    return
+            raise SystemExit("the server ended before it was ready")
+        finally:
+            server.terminate()
+
+
+def pinned(core: int, *arguments: str) -> list[str]:
+    """`tidegate` on one core."""
+    return ["taskset", "-c", str(core), sys.executable, "-m", "tidegate", *arguments]
+
+
+Key = tuple[str, str]
+"""A class, or "all", and a metric."""
+
+
+def metrics(records: Sequence[Record], front_s: float = 0.0) -> dict[Key, float]:
+    """Median and P99 of TTFT and TPOT in seconds, of all requests and, where there are several, of each class.
+
+    front_s: what every TTFT is longer by than in the records
+    """
+    summaries = summarise(records)
+    classes = ["all", *sorted(set(summaries) - {"all"})] if len(summaries) > 2 else ["all"]
+    return {
+        (name, f"{what}_{q}"): getattr(summaries[name], f"{what}_s")[q] + extra
+        for name in classes
+        for what, extra in (("ttft", front_s), ("tpot", 0.0))
+        for q in ("p50", "p99")
+    }
+
+
+def fit(folders: Sequence[Path]) -> Calibration:
+    """The cost model fitted to the step logs of these runs."""
+    rows = (row for run in folders for row in iter_steps(run / "steps.jsonl"))
+    return calibrate(step_costs(rows), MODEL, CORE, source=f"{CALIBRATION}, {len(folders)} runs")
+
+
+def front_seconds(folders: Sequence[Path]) -> float:
+    """How much longer a TTFT is for the client than for the engine, in the mean: the way in, and a token's way out."""
+
+    def mean_ttft(name: str) -> float:
+        records = [r for run in folders for r in read_records(run / name)]
+        return fmean(r.ttft_s for r in records if r.ttft_s is not None)
+
+    return mean_ttft("client.parquet") - mean_ttft("engine.jsonl")
+
+
+def predict(load: Load, hardware: Hardware) -> list[Record]:
+    """Records of the simulated load, as the engine would write them."""
+    config = resolve(tomllib.loads(load.config))
+    records: list[Record] = []
+    setup = engine_setup(config, CostModel(hardware, MODEL))
+    simulate(load_workload(load.parts), setup, records.extend, classes=config.slo_classes)
+    return records
+
+
+def spread(values: Sequence[float]) -> float:
+    """By how much two of them differ, relative to their mean: the median of all pairs."""
+    return median(2 * abs(a - b) / (a + b) for a, b in combinations(values, 2))
+
+
+def rows_of(
+    name: str, predicted: Mapping[Key, float], measured: Sequence[Mapping[Key, float]]
+) -> Iterator[dict[str, Any]]:
+    """A row a class and metric: what was predicted beside the median of what was measured."""
+    for key, value in predicted.items():
+        real = [run[key] for run in measured]
+        error, apart = value / median(real) - 1, spread(real)
+        tolerance = min(MOST_TOLERANCE, max(TOLERANCE, apart))
+        yield {
+            "load": name,
+            "class": key[0],
+            "metric": key[1],
+            "predicted_ms": round(1e3 * value, 2),
+            "measured_ms": round(1e3 * median(real), 2),
+            "least_ms": round(1e3 * min(real), 2),
+            "most_ms": round(1e3 * max(real), 2),
+            "spread": round(apart, 4),
+            "error": round(error, 4),
+            "tolerance": round(tolerance, 4),
+            "within": abs(error) <= tolerance,
+        }
+
+
+def compare(runs: Path) -> dict[str, Any]:
+    """The whole document, of the runs that are there."""
+    made = {load: sorted(p.parent for p in runs.glob(f"{load}-*/replay.json")) for load in LOADS}
+    lacking = [load for load, folders in made.items() if len(folders) < 2]
+    if lacking:
+        raise SystemExit(f"{runs} needs at least two runs of each load; it lacks {', '.join(lacking)}")
+    fitted, front_s = fit(made[CALIBRATION]), front_seconds(made[CALIBRATION])
+    rows: list[dict[str, Any]] = []
+    for name, load in LOADS.items():
+        real = [metrics(read_records(run / "client.parquet")) for run in made[name]]
+        rows += rows_of(name, metrics(predict(load, fitted.hardware), front_s), real)
+    return {
+        "runs": {load: len(folders) for load, folders in made.items()},
+        "loads": {name: {"workload": list(load.parts), "policy": load.policy} for name, load in LOADS.items()},
+        "calibration": {
+            "steps": fitted.fitted,
+            "constants": {c.name: c.value for c in fitted.constants},
+            "told_by_the_log": [c.name for c in fitted.constants if c.error is not None],
+            "held_out": {kind: errors._asdict() for kind, errors in fitted.held_out.items()},
+            "front_s": round(front_s, 5),
+        },
+        "rows": rows,
+        "checks": checks(rows),
+    }
+
+
+def checks(rows: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
+    """Whether each predicted load is within the tolerance, and within the aim."""
+    found = {}
+    for load in LOADS:
+        if load != CALIBRATION:
+            own = [row for row in rows if row["load"] == load]
+            found[f"{load}_within_tolerance"] = all(row["within"] for row in own)
+            found[f"{load}_within_5_percent"] = all(abs(row["error"]) <= AIM for row in own)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    measuring = commands.add_parser("measure", help="make real runs")
+    measuring.add_argument("runs", type=Path)
+    measuring.add_argument("--rounds", type=int, default=ROUNDS, help="runs of each load")
+    measuring.add_argument("--at-most", type=int, default=None, help="make only so many of those that are missing")
+    comparing = commands.add_parser("compare", help="predict, and compare with the runs made so far")
+    comparing.add_argument("runs", type=Path)
+    comparing.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args()
+    if options.command == "measure":
+        for load, number in missing(options.runs, options.rounds)[: options.at_most]:
+            print(f"{load}, run {number}", flush=True)
+            measure(options.runs, load, number)
+        return
+    document = compare(options.runs)
+    if options.json:
+        print_json(document)
+        return
+    print_table([{"constant": name, "fitted": value} for name, value in document["calibration"]["constants"].items()])
+    held_out = document["calibration"]["held_out"]
+    print_table([{"held out": kind, **errors} for kind, errors in held_out.items()])
+    print(f"a client's TTFT is {document['calibration']['front_s'] * 1e3:.1f} ms longer than the engine's")
+    print_table(document["rows"], "milliseconds; measured is the median of the runs")
+    for name, passed in document["checks"].items():
+        print(f"{'yes' if passed else 'NO '}  {name.replace('_', ' ')}")
+
+
+if __name__ == "__main__":
+    main()
