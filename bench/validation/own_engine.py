@@ -7,8 +7,10 @@
 engine saw in RUNS/LOAD-ROUND; every run has a server of its own, so that nothing is cached from the one before. The
 loads take turns. What is there already is not measured again, so a series may be broken off.
 
-`compare` fits the cost model to the step logs of the load `calibration`, simulates the very same requests of the other
-loads, and says how far median and P99 of TTFT and TPOT are from those of the real runs, and these from each other.
+`compare` takes the runs by rounds, because a virtual machine is faster in one hour than in the next: in each round the
+cost model is fitted to the step log of the load `calibration`, and the very same requests of the other loads are
+simulated. It says how far median and P99 of TTFT and TPOT are from those of the round's real runs (the median of the
+rounds), and how far two real runs are from each other.
 """
 
 from __future__ import annotations
@@ -35,15 +37,19 @@ from tidegate.observe.records import Record, read_records
 from tidegate.observe.steplog import iter_steps
 from tidegate.observe.summary import summarise
 from tidegate.simulate.calibration import Calibration, calibrate
+from tidegate.simulate.instance import StepSink
 from tidegate.simulate.run import simulate
 from tidegate.simulate.step_costs import step_costs
 from tidegate.simulate.traces import load_workload
+from tidegate.simulate.workload import WorkloadRequest
 
 ROUNDS = 5
 CALIBRATION = "calibration"
 MODEL = find_model("smollm2-135m")
 CORE = replace(find_hardware("cpu"), name="zen5-core", peak_flops=0.45e12, memory_bandwidth=36e9)
 """What a calibration starts from: one core of the machine, as torch's bfloat16 products and copies measure it."""
+BLOCK = 16
+"""Tokens of a KV block."""
 SERVER_CORE, CLIENT_CORE = 0, 1
 AIM, TOLERANCE, MOST_TOLERANCE = 0.05, 0.10, 0.20
 """Relative errors: what is aimed at, what is allowed, and the most that is where two real runs differ by more."""
@@ -60,8 +66,8 @@ class Load:
     def config(self) -> str:
         """Of the server, and of the simulation."""
         return (
-            f'[model]\nthreads = 1\n[scheduler]\npolicy = "{self.policy}"\nnum_blocks = 2048\nmax_num_seqs = 16\n'
-            "max_num_batched_tokens = 256\n"
+            f'[model]\nthreads = 1\n[scheduler]\npolicy = "{self.policy}"\nblock_size = {BLOCK}\nnum_blocks = 2048\n'
+            "max_num_seqs = 16\nmax_num_batched_tokens = 256\n"
         )
 
 
@@ -145,29 +151,34 @@ def metrics(records: Sequence[Record], front_s: float = 0.0) -> dict[Key, float]
     }
 
 
-def fit(folders: Sequence[Path]) -> Calibration:
-    """The cost model fitted to the step logs of these runs."""
-    rows = (row for run in folders for row in iter_steps(run / "steps.jsonl"))
-    return calibrate(step_costs(rows), MODEL, CORE, source=f"{CALIBRATION}, {len(folders)} runs")
+def fit(run: Path) -> Calibration:
+    """The cost model fitted to the step log of a run."""
+    return calibrate(step_costs(iter_steps(run / "steps.jsonl")), MODEL, CORE, source=run.name)
 
 
-def front_seconds(folders: Sequence[Path]) -> float:
+def front_seconds(run: Path) -> float:
     """How much longer a TTFT is for the client than for the engine, in the mean: the way in, and a token's way out."""
 
     def mean_ttft(name: str) -> float:
-        records = [r for run in folders for r in read_records(run / name)]
-        return fmean(r.ttft_s for r in records if r.ttft_s is not None)
+        return fmean(r.ttft_s for r in read_records(run / name) if r.ttft_s is not None)
 
     return mean_ttft("client.parquet") - mean_ttft("engine.jsonl")
 
 
-def predict(load: Load, hardware: Hardware) -> list[Record]:
-    """Records of the simulated load, as the engine would write them."""
+def predict(load: Load, hardware: Hardware, on_step: StepSink | None = None) -> list[Record]:
+    """Records of the simulated load, as the engine would write them; `on_step` takes its step log."""
     config = resolve(tomllib.loads(load.config))
     records: list[Record] = []
     setup = engine_setup(config, CostModel(hardware, MODEL))
-    simulate(load_workload(load.parts), setup, records.extend, classes=config.slo_classes)
+    workload = (named(request, number) for number, request in enumerate(load_workload(load.parts)))
+    simulate(workload, setup, records.extend, classes=config.slo_classes, on_step=on_step)
     return records
+
+
+def named(request: WorkloadRequest, number: int) -> WorkloadRequest:
+    """The same with names for its prompt's blocks: whoever was preempted finds them in the engine's cache again."""
+    blocks = request.prompt_tokens // BLOCK
+    return replace(request, hash_ids=tuple(range(number << 20, (number << 20) + blocks)), hash_block_tokens=BLOCK)
 
 
 def spread(values: Sequence[float]) -> float:
@@ -176,51 +187,63 @@ def spread(values: Sequence[float]) -> float:
 
 
 def rows_of(
-    name: str, predicted: Mapping[Key, float], measured: Sequence[Mapping[Key, float]]
+    name: str, predicted: Sequence[Mapping[Key, float]], measured: Sequence[Mapping[Key, float]]
 ) -> Iterator[dict[str, Any]]:
-    """A row a class and metric: what was predicted beside the median of what was measured."""
-    for key, value in predicted.items():
-        real = [run[key] for run in measured]
-        error, apart = value / median(real) - 1, spread(real)
+    """A row a class and metric, of what was predicted and measured in each round."""
+    for key in predicted[0]:
+        simulated, real = [run[key] for run in predicted], [run[key] for run in measured]
+        errors = [ours / theirs - 1 for ours, theirs in zip(simulated, real, strict=True)]
+        error, apart = median(errors), spread(real)
         tolerance = min(MOST_TOLERANCE, max(TOLERANCE, apart))
         yield {
             "load": name,
             "class": key[0],
             "metric": key[1],
-            "predicted_ms": round(1e3 * value, 2),
+            "predicted_ms": round(1e3 * median(simulated), 2),
             "measured_ms": round(1e3 * median(real), 2),
-            "least_ms": round(1e3 * min(real), 2),
-            "most_ms": round(1e3 * max(real), 2),
-            "spread": round(apart, 4),
             "error": round(error, 4),
+            "least_error": round(min(errors), 4),
+            "most_error": round(max(errors), 4),
+            "spread": round(apart, 4),
             "tolerance": round(tolerance, 4),
             "within": abs(error) <= tolerance,
         }
 
 
 def compare(runs: Path) -> dict[str, Any]:
-    """The whole document, of the runs that are there."""
-    made = {load: sorted(p.parent for p in runs.glob(f"{load}-*/replay.json")) for load in LOADS}
-    lacking = [load for load, folders in made.items() if len(folders) < 2]
-    if lacking:
-        raise SystemExit(f"{runs} needs at least two runs of each load; it lacks {', '.join(lacking)}")
-    fitted, front_s = fit(made[CALIBRATION]), front_seconds(made[CALIBRATION])
+    """The whole document, of the rounds that are there as a whole."""
+    begun = range(1, 1 + len(list(runs.glob(f"{CALIBRATION}-*"))))
+    rounds = [n for n in begun if all((folder(runs, load, n) / "replay.json").exists() for load in LOADS)]
+    if len(rounds) < 2:
+        raise SystemExit(f"{runs} has {len(rounds)} rounds of runs; it takes two to say how far two runs are apart")
+    calibrated = [folder(runs, CALIBRATION, n) for n in rounds]
+    fits, fronts = [fit(run) for run in calibrated], [front_seconds(run) for run in calibrated]
     rows: list[dict[str, Any]] = []
     for name, load in LOADS.items():
-        real = [metrics(read_records(run / "client.parquet")) for run in made[name]]
-        rows += rows_of(name, metrics(predict(load, fitted.hardware), front_s), real)
+        predicted = [metrics(predict(load, f.hardware), front) for f, front in zip(fits, fronts, strict=True)]
+        measured = [metrics(read_records(folder(runs, name, n) / "client.parquet")) for n in rounds]
+        rows += rows_of(name, predicted, measured)
     return {
-        "runs": {load: len(folders) for load, folders in made.items()},
         "loads": {name: {"workload": list(load.parts), "policy": load.policy} for name, load in LOADS.items()},
-        "calibration": {
-            "steps": fitted.fitted,
-            "constants": {c.name: c.value for c in fitted.constants},
-            "told_by_the_log": [c.name for c in fitted.constants if c.error is not None],
-            "held_out": {kind: errors._asdict() for kind, errors in fitted.held_out.items()},
-            "front_s": round(front_s, 5),
-        },
+        "calibrations": [calibration(*found) for found in zip(rounds, fits, fronts, strict=True)],
         "rows": rows,
         "checks": checks(rows),
+    }
+
+
+def calibration(number: int, fitted: Calibration, front_s: float) -> dict[str, Any]:
+    """What was found in a round's calibration run; null is a constant that the log did not tell."""
+    errors = {
+        f"{kind}_{name}": getattr(fitted.held_out[kind], name)
+        for kind in fitted.held_out
+        for name in ("median", "bias")
+    }
+    return {
+        "round": number,
+        "steps": fitted.fitted,
+        **{c.name: None if c.error is None else float(f"{c.value:.4g}") for c in fitted.constants},
+        **{name: None if error is None else round(error, 4) for name, error in errors.items()},
+        "front_ms": round(1e3 * front_s, 2),
     }
 
 
@@ -255,11 +278,8 @@ def main() -> None:
     if options.json:
         print_json(document)
         return
-    print_table([{"constant": name, "fitted": value} for name, value in document["calibration"]["constants"].items()])
-    held_out = document["calibration"]["held_out"]
-    print_table([{"held out": kind, **errors} for kind, errors in held_out.items()])
-    print(f"a client's TTFT is {document['calibration']['front_s'] * 1e3:.1f} ms longer than the engine's")
-    print_table(document["rows"], "milliseconds; measured is the median of the runs")
+    print_table(document["calibrations"], "constants and errors of held-out steps; front_ms is from engine to client")
+    print_table(document["rows"], "medians of the rounds, and the range of their errors")
     for name, passed in document["checks"].items():
         print(f"{'yes' if passed else 'NO '}  {name.replace('_', ' ')}")
 

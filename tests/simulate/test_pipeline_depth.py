@@ -5,28 +5,32 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import pytest
 
 from tests.simulate.test_quiet_steps import COST, load, outcome, setup
+from tidegate.core.plan import StepPlan, StepResult
 from tidegate.core.presets import PRESETS
 from tidegate.core.slo import DEFAULT_CLASSES
 from tidegate.observe.records import Record, Recorder
 from tidegate.simulate.incoming import Incoming
 from tidegate.simulate.run import EngineSetup, simulate
+from tidegate.simulate.true_ends import TrueEnds
 from tidegate.simulate.workload import WorkloadRequest
 
 
-def always_two(requests: list[WorkloadRequest], made: EngineSetup) -> list[Record]:
+def always_two(requests: list[WorkloadRequest], made: EngineSetup, declared: int | None = None) -> list[Record]:
     """Records of an engine that, as soon as there is room, plans until two steps are with its executor."""
     scheduler, executor = made.scheduler()
-    incoming = Incoming(requests, DEFAULT_CLASSES, made.limits.block_size)
+    incoming, ends = Incoming(requests, DEFAULT_CLASSES, made.limits.block_size, declared), TrueEnds()
     recorder = Recorder("0")
-    pipeline: deque = deque()
+    pipeline: deque[tuple[StepPlan, StepResult, float]] = deque()
     now = idle_from = 0.0
     while True:
         while len(pipeline) < 2 and (plan := scheduler.plan(now)):
             result, seconds = executor.run(plan)
+            result.finished = ends.of(plan)
             idle_from = max(idle_from, now) + seconds
             pipeline.append((plan, result, idle_from))
         recorder.observe(scheduler.take_events())
@@ -40,20 +44,36 @@ def always_two(requests: list[WorkloadRequest], made: EngineSetup) -> list[Recor
             scheduler.apply(plan, result, now)
         elif incoming.next_arrival == now:
             while incoming.next_arrival == now:
-                scheduler.add(incoming.take()[0], now)
+                r, _ = incoming.take()
+                scheduler.add(r, now)
+                ends.watch(r)
 
 
-def planned_ahead(policy: str, **limits: object) -> EngineSetup:
+def one_by_one(requests: list[WorkloadRequest]) -> list[WorkloadRequest]:
+    """The same, no two at the very same time."""
+    return [replace(w, arrival_s=w.arrival_s + 1e-7 * i) for i, w in enumerate(requests)]
+
+
+def planned_ahead(policy: str, **limits: Any) -> EngineSetup:
     return replace(setup(policy, **limits), depth=2)
 
 
 @pytest.mark.parametrize("rate", [3.0, 40.0], ids=["light", "heavy"])
 @pytest.mark.parametrize("policy", sorted(PRESETS))
 def test_it_is_what_two_steps_in_flight_make_of_it(policy: str, rate: float) -> None:
-    requests = [replace(w, arrival_s=w.arrival_s + 1e-7 * i) for i, w in enumerate(load(7, 150, rate))]
+    requests = one_by_one(load(7, 150, rate))
     records: list[Record] = []
     simulate(requests, planned_ahead(policy), records.extend)
     assert records == always_two(requests, planned_ahead(policy))
+
+
+@pytest.mark.parametrize("limits", [{}, {"num_blocks": 120, "headroom": "none"}], ids=str)
+def test_ends_that_nobody_knew_of_are_seen_a_step_late(limits: dict[str, Any]) -> None:
+    requests, made = one_by_one(load(5, 120, 20.0, outputs=40)), planned_ahead("priority", **limits)
+    fast, slow = (outcome(requests, made, stepping, declared=60) for stepping in (False, True))
+    assert fast == slow
+    assert fast[0] == always_two(requests, made, declared=60)
+    assert sum(row.decodes for row in fast[1]) > sum(r.output_tokens - 1 for r in fast[0])
 
 
 @pytest.mark.parametrize("policy", sorted(PRESETS))

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench.validation import mooncake, own_engine, sarathi, vtc
-from tidegate.cli.engine_options import engine_setup
-from tidegate.config import resolve
-from tidegate.executors.sim.cost import CostModel
 from tidegate.observe.records import Record, write_records
 from tidegate.observe.steplog import StepRow, write_steps
-from tidegate.simulate.run import simulate
 from tidegate.simulate.traces import load_workload
 
 
@@ -102,11 +97,8 @@ def made_up_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             hardware = replace(
                 core, t0=core.t0 * slower, **{e: getattr(core, e) / slower for e in ("e1", "e2", "e3", "e4")}
             )
-            records: list[Record] = []
             rows: list[StepRow] = []
-            config = resolve(tomllib.loads(load.config))
-            setup = engine_setup(config, CostModel(hardware, own_engine.MODEL))
-            simulate(load_workload(load.parts), setup, records.extend, on_step=rows.append)
+            records = own_engine.predict(load, hardware, rows.append)
             write_records(records, folder / "engine.jsonl")
             write_records((replace(r, ttft_s=r.ttft_s + FRONT_S) for r in records), folder / "client.parquet")
             write_steps(rows, folder / "steps.jsonl")
@@ -116,14 +108,18 @@ def made_up_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_own_engine_has_the_documented_fields_and_finds_what_made_the_runs(made_up_runs: Path) -> None:
     document = json.loads(json.dumps(own_engine.compare(made_up_runs)))
-    assert list(document) == ["runs", "loads", "calibration", "rows", "checks"]
-    assert document["runs"] == dict.fromkeys(own_engine.LOADS, 2)
-    assert list(document["calibration"]) == ["steps", "constants", "told_by_the_log", "held_out", "front_s"]
-    assert document["calibration"]["front_s"] == pytest.approx(FRONT_S)
+    assert list(document) == ["loads", "calibrations", "rows", "checks"]
+    assert [found["round"] for found in document["calibrations"]] == [1, 2]
+    assert list(document["calibrations"][0]) == [
+        *("round", "steps", "t0", "e1", "e2", "e3", "e4", "p"),
+        *(f"{kind}_{what}" for kind in ("decode", "mixed", "prefill", "all") for what in ("median", "bias")),
+        "front_ms",
+    ]
+    assert [found["front_ms"] for found in document["calibrations"]] == pytest.approx([1e3 * FRONT_S] * 2)
     rows = document["rows"]
     assert list(rows[0]) == [
-        *("load", "class", "metric", "predicted_ms", "measured_ms", "least_ms", "most_ms"),
-        *("spread", "error", "tolerance", "within"),
+        *("load", "class", "metric", "predicted_ms", "measured_ms", "error", "least_error", "most_error"),
+        *("spread", "tolerance", "within"),
     ]
     assert {(row["load"], row["class"]) for row in rows} == {
         *((load, "all") for load in own_engine.LOADS),
@@ -134,8 +130,8 @@ def test_own_engine_has_the_documented_fields_and_finds_what_made_the_runs(made_
 
 def test_own_engine_tolerates_what_two_runs_differ_by_up_to_a_fifth() -> None:
     key = ("all", "ttft_p99")
-    for real, tolerance in (((1.0, 1.01), 0.1), ((1.0, 1.15), 0.1395), ((1.0, 2.0), 0.2)):
-        (row,) = own_engine.rows_of("load", {key: 1.9}, [{key: value} for value in real])
+    for real, tolerance in (((1.0, 1.01), 0.1), ((1.0, 1.15), 0.1395), ((1.0, 1.6), 0.2)):
+        (row,) = own_engine.rows_of("load", [{key: 2.0}] * 2, [{key: value} for value in real])
         assert row["tolerance"] == tolerance
         assert not row["within"]
 
@@ -147,5 +143,5 @@ def test_own_engine_measures_what_is_missing_load_after_load(tmp_path: Path) -> 
     assert ("short", 1) in own_engine.missing(tmp_path, 2)  # broken off
     (done / "replay.json").touch()
     assert ("short", 1) not in own_engine.missing(tmp_path, 2)
-    with pytest.raises(SystemExit, match="needs at least two runs of each load"):
+    with pytest.raises(SystemExit, match="0 rounds of runs; it takes two"):
         own_engine.compare(tmp_path)

@@ -3,7 +3,7 @@
 Least squares of logarithms of predicted over measured seconds, so that short steps count as much as long ones, and too
 long as much as too short, with a loss that grows linearly for large errors, so that a step which waited for something
 else does not bend the fit. What the log does not tell is kept from a known hardware: what a log of equal steps can say
-is only how long they take.
+is only how long they take. In the end everything is moved a little so that steps are right in the mean.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ FEWEST_DECODES, DECODES_A_PREFILL = 500, 2
 """Steps of decodes alone are the bulk of a log and nearly alike: beyond so many, this many for each of the others."""
 OUTLIER = 0.05
 """Relative error from which on it counts linearly."""
+WAITED = 2.0
+"""A step so many times as long as predicted waited for something else; it has no part in the mean."""
 BOUNDS = {"t0": (0.0, 2.0), **dict.fromkeys(("e1", "e2", "e3", "e4"), (1e-4, 1e4)), "p": (1.0, 8.0)}
 """t0 in medians of the steps' seconds; e beyond 1 raises the peak in the end."""
 STARTS_P = (1.2, 1.7, 3.0)
@@ -179,7 +181,7 @@ class _Fit:
     """The search. Its variables are t0 in medians of a step, and the logarithms of the other constants."""
 
     def __init__(self, steps: StepCosts, model: ModelShape, base: Hardware, tp: int) -> None:
-        self._steps = steps
+        self._seconds = steps.seconds
         self._base = base
         self._step_s = float(np.median(steps.seconds))
         # Seconds of each term at the full peaks.
@@ -200,7 +202,14 @@ class _Fit:
             if nearest.cost - free.cost > RULED_OUT * free.unit:
                 break
             best = nearest
-        return best.values, {name: best.errors.get(name) for name in CONSTANTS}
+        values = self._in_the_mean(best)
+        return values, {name: best.errors.get(name) for name in CONSTANTS}
+
+    def _in_the_mean(self, found: _Search) -> dict[str, float]:
+        """The same constants for the mean step, where the search has the one in the middle: delays are one-sided."""
+        ratio = self._seconds / self._predict(found.values)
+        self._seconds = self._seconds * float(np.mean(ratio[ratio < WAITED]))
+        return self._search(list(found.errors)).values
 
     def _search(self, free: Sequence[str]) -> _Search:
         """The best constants with all but `free` at the base's."""
@@ -233,7 +242,7 @@ class _Fit:
     def _start(self, p: float, free: Sequence[str]) -> dict[str, float]:
         """The base's constants, the free ones made slower or faster until the median step is right."""
         values = {name: float(getattr(self._base, name)) for name in CONSTANTS} | ({"p": p} if "p" in free else {})
-        slower = float(np.median(self._steps.seconds / self._predict(values)))
+        slower = float(np.median(self._seconds / self._predict(values)))
         scaled = {n: v * slower if n == "t0" else v / slower for n, v in values.items() if n in free and n != "p"}
         return values | scaled
 
@@ -242,7 +251,7 @@ class _Fit:
         return v["t0"] + linear + self._read / v["e4"] + self._pairs / v["e3"]
 
     def _residuals(self, values: dict[str, float]) -> Floats:
-        return np.asarray(np.log(self._predict(values) / self._steps.seconds), np.float64)
+        return np.asarray(np.log(self._predict(values) / self._seconds), np.float64)
 
     def _variable(self, name: str, value: float, bound: bool = False) -> float:
         if name == "t0":

@@ -152,7 +152,7 @@ class Instance:
         plan, result, seconds = planned
         self._step, self._start, self._end, self._next, self._empty = (plan, result), now, now + seconds, inf, 0
         self._ahead = None
-        if self._depth == 2 and (self._stepping or not self.scheduler.quiet_next(now)):
+        if self._depth == 2 and (self._stepping or result.finished or not self.scheduler.quiet_next(now)):
             self._plan_ahead(now)
 
     def _quiet_steps(self, now: float) -> QuietSteps:
