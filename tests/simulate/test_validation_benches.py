@@ -77,8 +77,8 @@ def test_sarathi_has_the_documented_fields(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 FRONT_S = 0.005
-SLOWER = {1: 1.0, 2: 1.02}
-"""By how much the steps of each made-up run are longer."""
+SLOWER = {1: (1.0, 1.0), 2: (1.06, 1.0)}
+"""By how much the steps of each round's runs are longer, and those of its calibration run."""
 
 
 @pytest.fixture
@@ -90,13 +90,10 @@ def made_up_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     }
     monkeypatch.setattr(own_engine, "LOADS", short)
     for name, load in short.items():
-        for number, slower in SLOWER.items():
+        for number in SLOWER:
             folder = own_engine.folder(tmp_path, name, number)
             folder.mkdir()
-            core = own_engine.CORE
-            hardware = replace(
-                core, t0=core.t0 * slower, **{e: getattr(core, e) / slower for e in ("e1", "e2", "e3", "e4")}
-            )
+            hardware = own_engine.slower(own_engine.CORE, SLOWER[number][name == own_engine.CALIBRATION])
             rows: list[StepRow] = []
             records = own_engine.predict(load, hardware, rows.append)
             write_records(records, folder / "engine.jsonl")
@@ -119,19 +116,27 @@ def test_own_engine_has_the_documented_fields_and_finds_what_made_the_runs(made_
     rows = document["rows"]
     assert list(rows[0]) == [
         *("load", "class", "metric", "predicted_ms", "measured_ms", "error", "least_error", "most_error"),
-        *("spread", "tolerance", "within"),
+        *("error_at_pace", "spread", "tolerance", "within"),
     ]
     assert {(row["load"], row["class"]) for row in rows} == {
         *((load, "all") for load in own_engine.LOADS),
         *(("queue", name) for name in ("batch", "interactive")),
     }
-    assert all(document["checks"].values())
+    assert list(document["checks"]) == [
+        f"{load}_within_{what}"
+        for load in ("short", "long", "queue")
+        for what in ("tolerance", "5_percent", "tolerance_at_pace")
+    ]
+    for row in rows:
+        assert abs(row["error_at_pace"]) < 0.03
+        if row["load"] != own_engine.CALIBRATION and row["metric"] == "tpot_p50":
+            assert row["least_error"] < -0.04  # the machine was slower in the second round
 
 
 def test_own_engine_tolerates_what_two_runs_differ_by_up_to_a_fifth() -> None:
     key = ("all", "ttft_p99")
     for real, tolerance in (((1.0, 1.01), 0.1), ((1.0, 1.15), 0.1395), ((1.0, 1.6), 0.2)):
-        (row,) = own_engine.rows_of("load", [{key: 2.0}] * 2, [{key: value} for value in real])
+        (row,) = own_engine.rows_of("load", [own_engine.Round({key: 2.0}, {key: 1.0}, {key: value}) for value in real])
         assert row["tolerance"] == tolerance
         assert not row["within"]
 
