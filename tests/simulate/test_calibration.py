@@ -13,7 +13,7 @@ from tidegate.errors import InputError
 from tidegate.executors.sim.cost import CostModel
 from tidegate.executors.sim.hardware import Hardware, find_hardware
 from tidegate.executors.sim.models import find_model
-from tidegate.observe.steplog import StepRow
+from tidegate.observe.steplog import StepRow, causal_pairs
 from tidegate.simulate.calibration import calibrate, predicted
 from tidegate.simulate.run import EngineSetup, simulate
 from tidegate.simulate.step_costs import KINDS, held_out, step_costs
@@ -63,13 +63,33 @@ def test_outliers_and_noise_do_not_bend_the_fit(log: list[StepRow]) -> None:
 
 
 def test_what_a_log_does_not_tell_is_kept_from_the_base(log: list[StepRow]) -> None:
-    decodes = [row for row in log if not row.prefill_tokens]
+    decodes = [row for row in log if not row.prefill_tokens][::4]
     found = calibrate(step_costs(decodes), MODEL, BASE)
     assert {c.name for c in found.constants if c.error is None} >= {"e3"}
     assert found.hardware.e3 * found.hardware.peak_flops >= BASE.e3 * BASE.peak_flops * 0.999
     assert found.held_out["decode"].p90 is not None
     assert found.held_out["decode"].p90 < 0.01
     assert found.held_out["prefill"] == (0, None, None, None)
+
+
+def test_what_a_log_rules_out_is_not_kept_from_the_base() -> None:
+    """Noise hides how much of a step reads weights; but on this base they alone would take longer than a short step."""
+    small = find_model("smollm2-135m")
+    true = replace(find_hardware("cpu"), t0=15e-3, e2=1.0, memory_bandwidth=200e9, e1=0.8, e3=0.15, e4=0.03)
+    rng = np.random.default_rng(3)
+    rows = []
+    for _ in range(3_000):
+        decodes, prefill = int(rng.integers(1, 17)), int(rng.integers(16, 257)) if rng.random() < 0.3 else 0
+        context = decodes * int(rng.integers(20, 200))
+        seconds = CostModel(true, small).step_seconds([(0, prefill)] if prefill else [], decodes, context)
+        noisy = seconds * float(np.exp(rng.normal(0, 0.06)))
+        pairs = causal_pairs(0, prefill)
+        rows.append(StepRow(0.0, noisy, prefill, decodes, context, decodes, 0, 100, 0, "0", 0, pairs))
+    found = calibrate(step_costs(rows), small, replace(find_hardware("cpu"), memory_bandwidth=15e9))
+    for decodes in (1, 4, 16):
+        step = {"decodes": decodes, "context": 100 * decodes}
+        due = CostModel(true, small).step_seconds(**step)
+        assert CostModel(found.hardware, small).step_seconds(**step) == pytest.approx(due, rel=0.02)
 
 
 def test_steps_that_are_all_alike_tell_hardly_anything() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from bench.validation import mooncake, sarathi, silicon, vtc
-from tidegate.observe.records import Record
+from bench.validation import mooncake, own_engine, sarathi, silicon, vtc
+from tidegate.observe.records import Record, write_records
+from tidegate.observe.steplog import StepRow, write_steps
 from tidegate.simulate.traces import load_workload
 
 
@@ -108,3 +112,79 @@ def test_clients_of_silicon_begin_together_or_spread_over_one_request() -> None:
     gaps = [b - a for a, b in pairwise(spread.think_s[:4])]
     assert gaps == pytest.approx([gaps[0]] * 3)
     assert 4 * gaps[0] > cost.prefill_seconds(512) + 64 * cost.step_seconds(decodes=4, context=4 * 512)
+
+
+FRONT_S = 0.005
+SLOWER = {1: (1.0, 1.0), 2: (1.06, 1.0)}
+"""By how much the steps of each round's runs are longer, and those of its calibration run."""
+
+
+@pytest.fixture
+def made_up_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two runs of short loads as a real server and its client would have left them, by the cost model itself."""
+    short = {
+        name: replace(load, parts=tuple(re.sub(r"count=(\d+)0,", r"count=\1,", part) for part in load.parts))
+        for name, load in own_engine.LOADS.items()
+    }
+    monkeypatch.setattr(own_engine, "LOADS", short)
+    for name, load in short.items():
+        for number in SLOWER:
+            folder = own_engine.folder(tmp_path, name, number)
+            folder.mkdir()
+            hardware = own_engine.slower(own_engine.CORE, SLOWER[number][name == own_engine.CALIBRATION])
+            rows: list[StepRow] = []
+            records = own_engine.predict(load, hardware, rows.append)
+            write_records(records, folder / "engine.jsonl")
+            write_records((replace(r, ttft_s=r.ttft_s + FRONT_S) for r in records), folder / "client.parquet")
+            write_steps(rows, folder / "steps.jsonl")
+            (folder / "replay.json").write_text("{}")
+    return tmp_path
+
+
+def test_own_engine_has_the_documented_fields_and_finds_what_made_the_runs(made_up_runs: Path) -> None:
+    document = json.loads(json.dumps(own_engine.compare(made_up_runs)))
+    assert list(document) == ["loads", "calibrations", "rows", "checks"]
+    assert [found["round"] for found in document["calibrations"]] == [1, 2]
+    assert list(document["calibrations"][0]) == [
+        *("round", "steps", "t0", "e1", "e2", "e3", "e4", "p"),
+        *(f"{kind}_{what}" for kind in ("decode", "mixed", "prefill", "all") for what in ("median", "bias")),
+        "front_ms",
+    ]
+    assert [found["front_ms"] for found in document["calibrations"]] == pytest.approx([1e3 * FRONT_S] * 2)
+    rows = document["rows"]
+    assert list(rows[0]) == [
+        *("load", "class", "metric", "predicted_ms", "measured_ms", "error", "least_error", "most_error"),
+        *("error_at_pace", "spread", "tolerance", "within"),
+    ]
+    assert {(row["load"], row["class"]) for row in rows} == {
+        *((load, "all") for load in own_engine.LOADS),
+        *(("queue", name) for name in ("batch", "interactive")),
+    }
+    assert list(document["checks"]) == [
+        f"{load}_within_{what}"
+        for load in ("short", "long", "queue")
+        for what in ("tolerance", "5_percent", "tolerance_at_pace")
+    ]
+    for row in rows:
+        assert abs(row["error_at_pace"]) < 0.03
+        if row["load"] != own_engine.CALIBRATION and row["metric"] == "tpot_p50":
+            assert row["least_error"] < -0.04  # the machine was slower in the second round
+
+
+def test_own_engine_tolerates_what_two_runs_differ_by_up_to_a_fifth() -> None:
+    key = ("all", "ttft_p99")
+    for real, tolerance in (((1.0, 1.01), 0.1), ((1.0, 1.15), 0.1395), ((1.0, 1.6), 0.2)):
+        (row,) = own_engine.rows_of("load", [own_engine.Round({key: 2.0}, {key: 1.0}, {key: value}) for value in real])
+        assert row["tolerance"] == tolerance
+        assert not row["within"]
+
+
+def test_own_engine_measures_what_is_missing_load_after_load(tmp_path: Path) -> None:
+    assert own_engine.missing(tmp_path, 2) == [(load, number) for number in (1, 2) for load in own_engine.LOADS]
+    done = own_engine.folder(tmp_path, "short", 1)
+    done.mkdir()
+    assert ("short", 1) in own_engine.missing(tmp_path, 2)  # broken off
+    (done / "replay.json").touch()
+    assert ("short", 1) not in own_engine.missing(tmp_path, 2)
+    with pytest.raises(SystemExit, match="0 rounds of runs; it takes two"):
+        own_engine.compare(tmp_path)

@@ -115,7 +115,8 @@ def engine_setup(settings: Config, cost: StepCost) -> EngineSetup:
     host = s.host_blocks or (pool_blocks(cost, s.block_size, s.host_kv_memory) if s.host_kv_memory else 0)
     limits = settings.limits(blocks, None, host)
     build_predictor(settings.predictor)  # so that a bad file is told now
-    return EngineSetup(settings.build_policy(), limits, cost, partial(build_predictor, settings.predictor))
+    predictor = partial(build_predictor, settings.predictor)
+    return EngineSetup(settings.build_policy(), limits, cost, predictor, s.pipeline_depth)
 
 
 def fleet_setup(engines: Engines, settings: Config) -> FleetSetup:

@@ -198,7 +198,18 @@ class Scheduler:
         0 steps where that is not known, where steps are in flight, or where the host keeps token ids or step times are
         learned (both need each step's result). For simulations, which may `pass_steps` then.
         """
-        steps = 0 if self._lifecycle.in_flight else self._quiet.most()
+        return LOUD if self._lifecycle.in_flight else self._quiet_from(now)
+
+    def quiet_next(self, now: float) -> bool:
+        """Whether the next step is one of `quiet_steps` with which nobody ends, whatever is in flight: it may be
+        planned later as well.
+        """
+        quiet = self._quiet_from(now)
+        return quiet.steps > quiet.ends
+
+    def _quiet_from(self, now: float) -> QuietSteps:
+        """Quiet steps after those that are planned."""
+        steps = self._quiet.most()
         if steps and self._triage is not None and self._triage.pending(now):
             return LOUD
         wake = self.next_wake(now) if steps else now

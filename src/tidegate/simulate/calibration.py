@@ -3,7 +3,7 @@
 Least squares of logarithms of predicted over measured seconds, so that short steps count as much as long ones, and too
 long as much as too short, with a loss that grows linearly for large errors, so that a step which waited for something
 else does not bend the fit. What the log does not tell is kept from a known hardware: what a log of equal steps can say
-is only how long they take.
+is only how long they take. In the end everything is moved a little so that steps are right in the mean.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ FEWEST_DECODES, DECODES_A_PREFILL = 500, 2
 """Steps of decodes alone are the bulk of a log and nearly alike: beyond so many, this many for each of the others."""
 OUTLIER = 0.05
 """Relative error from which on it counts linearly."""
+WAITED = 2.0
+"""A step so many times as long as predicted waited for something else; it has no part in the mean."""
 BOUNDS = {"t0": (0.0, 2.0), **dict.fromkeys(("e1", "e2", "e3", "e4"), (1e-4, 1e4)), "p": (1.0, 8.0)}
 """t0 in medians of the steps' seconds; e beyond 1 raises the peak in the end."""
 STARTS_P = (1.2, 1.7, 3.0)
@@ -37,6 +39,8 @@ CLOSE = 1e-12
 """Relative change at which the search ends."""
 NOISE, INDEPENDENT = 0.01, 200
 """At least this relative noise is assumed, and that no more than so many steps tell something of their own."""
+RULED_OUT = 9.0
+"""Squared standard errors by which a fit with the base's constants may be worse: three of them."""
 UNCERTAIN = 0.25
 """Standard error from which on a constant counts as unknown: of t0 in medians of a step, of others relative."""
 
@@ -155,11 +159,29 @@ def _within_peaks(base: Hardware, values: dict[str, float]) -> Hardware:
     )
 
 
+class _Search(NamedTuple):
+    """Fitted constants, and the standard errors of those that were free.
+
+    cost: half the sum of squared residuals, as the loss counts them
+    unit: what a constant adds to it that is one standard error off
+    """
+
+    values: dict[str, float]
+    errors: dict[str, float]
+    cost: float
+    unit: float
+
+    @property
+    def uncertain(self) -> list[str]:
+        """The constants of which the log tells too little."""
+        return [name for name, error in self.errors.items() if error > UNCERTAIN]
+
+
 class _Fit:
     """The search. Its variables are t0 in medians of a step, and the logarithms of the other constants."""
 
     def __init__(self, steps: StepCosts, model: ModelShape, base: Hardware, tp: int) -> None:
-        self._steps = steps
+        self._seconds = steps.seconds
         self._base = base
         self._step_s = float(np.median(steps.seconds))
         # Seconds of each term at the full peaks.
@@ -170,20 +192,30 @@ class _Fit:
     def identified(self) -> tuple[dict[str, float], dict[str, float | None]]:
         """The constants, and the standard errors of those that the log tells.
 
-        While it leaves some too uncertain, the most uncertain one is set to the base's, and the others are fitted anew.
+        While it leaves some too uncertain, that one of them is set to the base's which then fits best, and the others
+        are fitted anew; unless the log rules the base's out: time that belongs to another constant would be put there.
         """
-        free = list(CONSTANTS)
-        while True:
-            values, errors = self._search(free)
-            worst = max(errors, key=lambda name: errors[name], default=None)
-            if worst is None or errors[worst] <= UNCERTAIN:
-                return values, {name: errors.get(name) for name in CONSTANTS}
-            free.remove(worst)
+        free = best = self._search(CONSTANTS)
+        while best.uncertain:
+            tried = [self._search([n for n in best.errors if n != kept]) for kept in best.uncertain]
+            nearest = min(tried, key=lambda search: search.cost)
+            if nearest.cost - free.cost > RULED_OUT * free.unit:
+                break
+            best = nearest
+        values = self._in_the_mean(best)
+        return values, {name: best.errors.get(name) for name in CONSTANTS}
 
-    def _search(self, free: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
-        """The best constants with all but `free` at the base's, and the standard errors of `free`."""
+    def _in_the_mean(self, found: _Search) -> dict[str, float]:
+        """The same constants for the mean step, where the search has the one in the middle: delays are one-sided."""
+        ratio = self._seconds / self._predict(found.values)
+        self._seconds = self._seconds * float(np.mean(ratio[ratio < WAITED]))
+        return self._search(list(found.errors)).values
+
+    def _search(self, free: Sequence[str]) -> _Search:
+        """The best constants with all but `free` at the base's."""
         if not free:
-            return self._start(self._base.p, free), {}
+            values = self._start(self._base.p, free)
+            return _Search(values, {}, self._cost(values), self._unit(values))
         least_squares = _least_squares()
         low, high = ([self._variable(n, BOUNDS[n][side], bound=True) for n in free] for side in (0, 1))
         best: Any = None
@@ -203,12 +235,14 @@ class _Fit:
             if best is None or found.cost < best.cost:
                 best = found
         values = self._values(free, best.x)
-        return values, dict(zip(free, self._standard_errors(best.jac, values), strict=True))
+        unit = self._unit(values)
+        errors = dict(zip(free, _standard_errors(best.jac, unit), strict=True))
+        return _Search(values, errors, float(best.cost), unit)
 
     def _start(self, p: float, free: Sequence[str]) -> dict[str, float]:
         """The base's constants, the free ones made slower or faster until the median step is right."""
         values = {name: float(getattr(self._base, name)) for name in CONSTANTS} | ({"p": p} if "p" in free else {})
-        slower = float(np.median(self._steps.seconds / self._predict(values)))
+        slower = float(np.median(self._seconds / self._predict(values)))
         scaled = {n: v * slower if n == "t0" else v / slower for n, v in values.items() if n in free and n != "p"}
         return values | scaled
 
@@ -217,7 +251,7 @@ class _Fit:
         return v["t0"] + linear + self._read / v["e4"] + self._pairs / v["e3"]
 
     def _residuals(self, values: dict[str, float]) -> Floats:
-        return np.asarray(np.log(self._predict(values) / self._steps.seconds), np.float64)
+        return np.asarray(np.log(self._predict(values) / self._seconds), np.float64)
 
     def _variable(self, name: str, value: float, bound: bool = False) -> float:
         if name == "t0":
@@ -228,14 +262,20 @@ class _Fit:
         values = {name: float(getattr(self._base, name)) for name in CONSTANTS}
         return values | {n: float(v) * self._step_s if n == "t0" else exp(v) for n, v in zip(free, x, strict=True)}
 
-    def _standard_errors(self, jacobian: Floats, values: dict[str, float]) -> list[float]:
-        """Of each variable, by the curvature of the loss at the minimum."""
+    def _cost(self, values: dict[str, float]) -> float:
+        return OUTLIER**2 * float(np.sum(np.hypot(1, self._residuals(values) / OUTLIER) - 1))
+
+    def _unit(self, values: dict[str, float]) -> float:
         residuals = self._residuals(values)
         noise = max(NOISE, 1.4826 * float(np.median(np.abs(residuals))))
-        told = min(1.0, INDEPENDENT / len(residuals))
-        sizes, axes = np.linalg.eigh(jacobian.T @ jacobian * told)
-        variance = (axes**2 / np.maximum(sizes, 1e-18)).sum(axis=1)
-        return [float(v) for v in noise * np.sqrt(variance)]
+        return noise**2 / 2 * max(1.0, len(residuals) / INDEPENDENT)
+
+
+def _standard_errors(jacobian: Floats, unit: float) -> list[float]:
+    """Of each variable, by the curvature of the loss at the minimum, of which `unit` is one standard error."""
+    sizes, axes = np.linalg.eigh(jacobian.T @ jacobian)
+    variance = 2 * unit * (axes**2 / np.maximum(sizes, 1e-18)).sum(axis=1)
+    return [float(v) for v in np.sqrt(variance)]
 
 
 def _least_squares() -> Any:

@@ -35,6 +35,8 @@ class Instance:
     watchers:  each is told the same, but for the tokens of quiet steps
     on_step:   takes a row of every step
     ends:      ends requests that declared more outputs than they have; None where nobody does
+    depth:     2 plans each step when the one before it begins, as `engine.loop.Engine` does, or, where it is a quiet
+               one, when somebody arrives, who alone could tell
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Instance:
         on_step: StepSink | None = None,
         stepping: bool = False,
         ends: TrueEnds | None = None,
+        depth: int = 1,
     ) -> None:
         self.name = name
         self.scheduler = scheduler
@@ -57,9 +60,11 @@ class Instance:
         self._on_step = on_step
         self._stepping = stepping
         self._ends_of = ends
+        self._depth = depth
         self._next = inf  # when to plan
         self._step: tuple[StepPlan, StepResult] | None = None  # in flight
-        self._end = inf  # of that
+        self._start, self._end = -inf, inf  # of that
+        self._ahead: tuple[StepPlan, StepResult, float] | None = None  # the step after it, and its seconds
         self._busy_until = 0.0  # with steps that are done with
         self._quiet: QuietSteps | None = None  # a span of steps that is under way
         self._begin = 0.0  # of that
@@ -100,6 +105,7 @@ class Instance:
         if self._quiet is not None:
             self._interrupt(self._quiet, now)
         self._arrived = True
+        self._plan_ahead(self._start)
         try:
             self.scheduler.add(r, now)
         except RequestRefused:  # told as an event
@@ -109,32 +115,56 @@ class Instance:
                 self._ends_of.watch(r)
         if self._step is None:
             self._next = max(self._busy_until, min(self._next, now))
+        else:
+            self._plan_ahead(now)
 
     def _plan(self, now: float, stepping: bool = False) -> None:
         """Begin the next step, or a span of quiet ones."""
         arrived, self._arrived = self._arrived, False
         if not (arrived or stepping or self._stepping):  # whoever arrived is likely to begin
             quiet = self._quiet_steps(now)
-            if quiet.steps:
+            if quiet.steps > 0:
                 self._quiet, self._begin, self._ends, self._next = quiet, now, [], inf
                 return
+        planned = self._planned(now, now)
+        if planned is None:
+            self._rest(now)
+        else:
+            self._begin_step(planned, now)
+
+    def _plan_ahead(self, now: float) -> None:
+        """At depth 2: plan what follows the step in flight, if that was not done and there is something to plan."""
+        if self._depth == 2 and self._step is not None and self._ahead is None:
+            self._ahead = self._planned(now, self._end)
+
+    def _planned(self, now: float, start: float) -> tuple[StepPlan, StepResult, float] | None:
+        """The plan of the next step, which begins at `start`; its result, and its seconds. None if it is empty."""
         seated = len(self.scheduler.running)
         plan = self.scheduler.plan(now)
         if not plan:
-            self._rest(now)
-            return
+            return None
         result, seconds = self._executor.run(plan)
         if self._ends_of is not None:
             result.finished = self._ends_of.of(plan)
-        self._step, self._end, self._next, self._empty = (plan, result), now + seconds, inf, 0
         self.steps += 1
         if self._on_step is not None:
-            self._on_step(self._row(plan, seconds, seated))
+            self._on_step(self._row(plan, start, seconds, seated))
+        return plan, result, seconds
+
+    def _begin_step(self, planned: tuple[StepPlan, StepResult, float], now: float) -> None:
+        plan, result, seconds = planned
+        self._step, self._start, self._end, self._next, self._empty = (plan, result), now, now + seconds, inf, 0
+        self._ahead = None
+        if self._depth == 2 and (self._stepping or result.finished or not self.scheduler.quiet_next(now)):
+            self._plan_ahead(now)
 
     def _quiet_steps(self, now: float) -> QuietSteps:
+        """At depth 2 the last one is not among them: in it what follows is planned."""
         quiet = self.scheduler.quiet_steps(now)
-        most = None if self._ends_of is None else self._ends_of.quiet
-        return quiet if most is None or most >= quiet.steps else quiet._replace(steps=most, ends=False)
+        most = quiet.steps if self._ends_of is None or self._ends_of.quiet is None else self._ends_of.quiet
+        if self._depth == 2:
+            return quiet._replace(steps=min(quiet.steps - quiet.ends, most) - 1, ends=False)
+        return quiet if most >= quiet.steps else quiet._replace(steps=most, ends=False)
 
     def _rest(self, now: float) -> None:
         """Nothing can be computed: until time changes that, or somebody arrives."""
@@ -154,7 +184,11 @@ class Instance:
 
     def _apply(self, plan: StepPlan, result: StepResult) -> None:
         self.scheduler.apply(plan, result, self._end)
-        self._step, self._next, self._end = None, self._end, inf
+        now, self._step = self._end, None
+        if self._ahead is None:
+            self._next, self._end = now, inf
+        else:
+            self._begin_step(self._ahead, now)
         self._tell()
 
     def _looked_through(self, quiet: QuietSteps) -> bool:
@@ -164,13 +198,14 @@ class Instance:
     def _interrupt(self, quiet: QuietSteps, now: float) -> None:
         """Somebody arrives within the span: end it after its last whole step; one that has begun goes on.
 
-        Where nobody hears of its tokens, that one is done with as well unless somebody ends with it: whoever arrives
-        while it runs changes nothing in it and finds what it would have found, and only the order of events would tell.
+        Where nobody hears of its tokens, nobody ends with it and no step is planned while it runs, that one is done
+        with as well: whoever arrives meanwhile changes nothing in it and finds what it would have found; only the order
+        of events would tell.
         """
         whole = bisect_right(self._ends, now)
         begun = (self._ends[whole - 1] if whole else self._begin) < now
         ending = quiet.ends and whole + 1 == quiet.steps
-        if begun and not self._tells_tokens and not ending:
+        if begun and self._depth == 1 and not (self._tells_tokens or ending):
             self._pass(quiet, self._ends[: whole + 1])
             return
         self._pass(quiet, self._ends[:whole])
@@ -201,10 +236,10 @@ class Instance:
             for observer in self._observers:
                 observer(events, self.name)
 
-    def _row(self, plan: StepPlan, seconds: float, seated: int) -> StepRow:
+    def _row(self, plan: StepPlan, start: float, seconds: float, seated: int) -> StepRow:
         scheduler = self.scheduler
         return StepRow(
-            start_s=plan.now,
+            start_s=start,
             seconds=seconds,
             prefill_tokens=sum(chunk.length for chunk in plan.chunks),
             decodes=len(plan.decodes),

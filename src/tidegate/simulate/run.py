@@ -37,12 +37,16 @@ TYPICAL_CHUNK = 2048
 
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
-    """What each engine of a run is made of. Every engine gets a predictor of its own."""
+    """What each engine of a run is made of. Every engine gets a predictor of its own.
+
+    depth: 1 plans a step when the one before it has ended, 2 when that begins, as `scheduler.pipeline_depth`
+    """
 
     policy: Policy
     limits: Limits
     cost: StepCost
     predictor: Callable[[], Predictor] = HistoryPredictor
+    depth: int = 1
 
     def scheduler(self) -> tuple[Scheduler, SimExecutor]:
         """A new engine."""
@@ -126,7 +130,7 @@ def simulate(
         if arriving.loops:
             watchers.append(ended)
         ends = None if declared is None else TrueEnds()
-        return Instance(view.name, scheduler, executor, observers, watchers, on_step, stepping, ends)
+        return Instance(view.name, scheduler, executor, observers, watchers, on_step, stepping, ends, setup.depth)
 
     token_s = setup.cost.prefill_seconds(TYPICAL_CHUNK) / TYPICAL_CHUNK
     route = None if fleet.route is None else fleet.route(token_s, setup.limits.pool_tokens)
