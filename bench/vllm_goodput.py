@@ -1,12 +1,12 @@
 """An interactive stream beside batch work on a real vLLM on the CPU: stock fcfs, stock priority and Tidegate.
 
-    python bench/vllm_goodput.py MODEL [--json] [--rate 0.6 …] [--rounds 1] [--seconds 40]
+    python bench/vllm_goodput.py MODEL [--json] [--rate 1.0 …] [--rounds 1] [--seconds 40]
 
-Each system is started anew, in turns, and gets the same load: 40 batch requests at once (256 tokens in, 96 out), one
-offline request every 5 s (128 in, 32 out), and interactive ones at `--rate` a second with exponential gaps (64 in,
+Each system is started anew, in turns, and gets the same load: 100 batch requests at once (256 tokens in, 96 out), one
+offline request every 2 s (128 in, 32 out), and interactive ones at `--rate` a second with exponential gaps (64 in,
 24 out), for `--seconds`. 16 seats, 256 tokens a step, 110 KV blocks of 32: batch alone saturates the engine, and stock
 preempts for want of memory. All outputs have their full length. Promises: interactive first token in 1 s, offline
-whole in 30 s, batch whole in 120 s. The environment of
+whole in 10 s, batch whole in 45 s. The environment of
 `scripts/install-vllm` has to run this, alone on the machine.
 """
 
@@ -28,8 +28,8 @@ from typing import Any
 SYSTEMS = ("stock fcfs", "stock priority", "tidegate")
 CLASSES = {  # (tokens in, tokens out, priority, promise, seconds)
     "interactive": (64, 24, 0, "ttft", 1.0),
-    "offline": (128, 32, 5, "e2e", 30.0),
-    "batch": (256, 96, 10, "e2e", 120.0),
+    "offline": (128, 32, 5, "e2e", 10.0),
+    "batch": (256, 96, 10, "e2e", 45.0),
 }
 TOML = """
 [scheduler]
@@ -38,18 +38,18 @@ policy = "joint"
 ttft = 1.0
 tpot = "none"
 [classes.offline]
-e2e = 30.0
+e2e = 10.0
 [classes.batch]
-e2e = 120.0
+e2e = 45.0
 """
 
 
 def arrivals(rate: float, seconds: float) -> list[tuple[float, str]]:
     """(seconds, class) of every request, in order; the same for every system."""
-    rng, found, at = random.Random(1), [(0.0, "batch")] * 40, 2.0
+    rng, found, at = random.Random(1), [(0.0, "batch")] * 100, 2.0
     while (at := at + rng.expovariate(rate)) < seconds:
         found.append((at, "interactive"))
-    found += [(float(t), "offline") for t in range(3, int(seconds), 5)]
+    found += [(float(t), "offline") for t in range(3, int(seconds), 2)]
     return sorted(found)
 
 
@@ -142,7 +142,7 @@ def main() -> None:
         print("RESULT" + json.dumps(seen))
         return
     rows = []
-    for rate in options.rate or (0.6,):
+    for rate in options.rate or (1.0,):
         for turn in range(options.rounds):
             for system in SYSTEMS:
                 command = [sys.executable, __file__, options.model, "--system", system, "--rate", str(rate)]

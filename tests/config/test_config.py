@@ -25,6 +25,7 @@ from tidegate.config import (
     PredictorConfig,
     SchedulerConfig,
     ServerConfig,
+    VllmConfig,
     load_config,
     resolve,
     to_toml,
@@ -304,6 +305,7 @@ READ_AS_THEY_ARE = {
     "model": {f.name for f in fields(ModelConfig)},
     "predictor": {f.name for f in fields(PredictorConfig)},
     "observe": {f.name for f in fields(ObserveConfig)},
+    "vllm": {f.name for f in fields(VllmConfig)},
 }
 
 
@@ -378,6 +380,7 @@ def test_no_option_is_left_out_of_these_tests() -> None:
         "model": ModelConfig,
         "predictor": PredictorConfig,
         "observe": ObserveConfig,
+        "vllm": VllmConfig,
     }
     assert {f.name for f in fields(Config)} == {*sections, "policy", "classes"}
     for name, section in sections.items():

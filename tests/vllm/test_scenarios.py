@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,31 @@ NOT_IN_VLLM = {
     "test_s34_a_busy_copy_engine_counts": "no swap",
 }
 
-STOCK_FAILS: dict[str, str] = {}
+BOTH = ("stock fcfs", "stock priority")
+STOCK_FAILS = {
+    "test_s01_urgent_request_takes_a_seat": BOTH,
+    "test_s02_urgent_request_takes_blocks": BOTH,
+    "test_s05_preempted_returns_before_one_that_never_ran": ("stock priority",),
+    "test_s09_ageing_bounds_the_wait": ("stock priority",),
+    "test_s10_tiny_prompts_pass_the_huge_one": BOTH,
+    "test_s13_no_step_breaks_the_promise": BOTH,
+    "test_s15_short_ones_join_the_first_steps": BOTH,
+    "test_s19_headroom_saves_work": BOTH,
+    "test_s20_never_fit_is_refused_at_the_door": BOTH,
+    "test_s20_others_do_not_notice": BOTH,
+    "test_s21_never_its_own_victim": BOTH,
+    "test_s24_parked_ones_are_dropped_in_time": BOTH,
+    "test_s27_spare_blocks_are_used": BOTH,
+    "test_s30_little_is_recomputed": BOTH,
+    "test_s31_the_oldest_never_parks": ("stock priority",),
+    "test_s32_victim_costs_least": BOTH,
+    "test_s39_warm_goes_before_cold": BOTH,
+    "test_s44_the_rest_is_refused": BOTH,
+    "test_s46_they_never_compute": BOTH,
+    "test_s52_the_blocked_adapter_is_not_passed_for_ever": BOTH,
+    "test_s53_the_published_bound": BOTH,
+    "test_s55_the_quiet_one_is_not_hurt": BOTH,
+}
 
 _played: dict[Any, Reading] = {}
 
@@ -66,3 +91,17 @@ def expectations() -> Iterator[tuple[str, Any]]:
 
 TESTS = dict(expectations())
 globals().update(TESTS)
+
+
+@pytest.mark.parametrize(("name", "stock"), [(name, stock) for name, those in STOCK_FAILS.items() for stock in those])
+def test_stock_fails(name, stock):
+    """The expectation bites: vLLM by itself does not meet it."""
+    with pytest.raises(AssertionError):
+        TESTS[name](player(stock))
+
+
+def test_the_table_names_every_scenario():
+    page = (Path(__file__).parents[2] / "docs" / "vllm.md").read_text()
+    table = page.split("### Scenarios")[1]
+    files = (Path(__file__).parents[1] / "scenarios" / "data").glob("S*.yaml")
+    assert {f.name.split("-")[0] for f in files} == set(re.findall(r"\bS\d\d\b", table))

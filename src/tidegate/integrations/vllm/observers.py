@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from math import inf
 from multiprocessing import parent_process
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from prometheus_client import REGISTRY
 
@@ -140,7 +140,12 @@ class Exported:
     names a directory for both.
     """
 
+    standing: ClassVar[Exported | None] = None
+
     def __init__(self, config: Config, scheduler: VllmScheduler) -> None:
+        if Exported.standing is not None:  # an engine in this process that was not shut down
+            Exported.standing.close()
+        Exported.standing = self
         self._metrics = Metrics(list(config.classes), config.server.tenant_labels, REGISTRY)
         self._scheduler = scheduler
         self._looked_at = -inf

@@ -55,7 +55,10 @@ class ShadowScheduler(VllmScheduler):
         return ShadowLifecycle(self.waiting, self.running, self.swap, self.ctx)
 
     def plan(self, now: float) -> StepPlan:
+        eviction = self._planner._eviction
+        gave_way = eviction._last  # nobody gives way in a plan without effect, so nobody is spared for it in the next
         plan = super().plan(now)
+        eviction._last = gave_way
         self.would_admit = [r.id for r in self.offered]
         for r in self.offered:
             self.running.unseat(r)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -123,3 +125,21 @@ def test_tenants():
 def test_a_claim_that_cannot_be_read(xargs):
     with pytest.raises(BadClaim):
         CLAIMS.of(xargs, 0, None)
+
+
+def test_the_package_is_there_without_vllm():
+    """Only asking for a scheduler imports vLLM; unknown names are told."""
+    script = (
+        "import sys; sys.modules['vllm'] = None\n"
+        "import tidegate.integrations.vllm as ours\n"
+        "assert ours.headers.__name__ == 'Headers'\n"
+        "try: ours.TidegateScheduler\n"
+        "except ImportError: print('needs vllm')\n"
+        "try: ours.TidegateSchedular\n"
+        "except AttributeError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "needs vllm",
+        "module 'tidegate.integrations.vllm' has no attribute 'TidegateSchedular'",
+    ]
