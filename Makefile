@@ -42,8 +42,8 @@ test: lint model
 # The tests that compute nothing run on the older minor as well. Warnings are those of vLLM's imports.
 test-vllm: model
 	@vllm=$$(scripts/install-vllm) && \
-	    $$vllm/bin/python -m pytest -W ignore tests/vllm $(ARGS) && \
-	    PYTHONPATH=$$vllm/older $$vllm/bin/python -m pytest -W ignore tests/vllm \
+	    $$vllm/bin/python -m pytest tests/vllm $(ARGS) && \
+	    PYTHONPATH=$$vllm/older $$vllm/bin/python -m pytest tests/vllm \
 	        --ignore=tests/vllm/test_real_engine.py $(ARGS)
 
 clean:

@@ -18,7 +18,7 @@ from tests.scenarios.conftest import Reading, _text
 from tests.vllm.scenario import run
 from tidegate.simulate.scenario import parse
 
-ELSEWHERE = {"ended", "trace", "costs", "overload", "burst"}
+ELSEWHERE = {"ended", "trace", "costs", "overload", "burst", "crowded"}
 """Fixtures that drive our scheduler by hand; tests/vllm/test_door.py and bench/vllm_step_cost.py have twins."""
 
 NOT_IN_VLLM = {
