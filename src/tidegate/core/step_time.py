@@ -79,6 +79,8 @@ class LearnedStepTime:
     REFIT = 16
     # Relative errors beyond so many times the scale weigh less and less.
     OUTLIER = 3.0
+    # Seconds.
+    SHORTEST = 1e-9
     # What the prior weighs, in steps, for a term that makes up a whole step.
     RIDGE = 1e-4
 
@@ -113,8 +115,8 @@ class LearnedStepTime:
         return c.base + c.prefill * prefill_tokens + c.decode * decodes + c.context * context_tokens
 
     def observe(self, prefill_tokens: int, decodes: int, context_tokens: int, seconds: float) -> None:
-        """Ignores what is no duration (not above 0, not finite)."""
-        if not 0 < seconds < float("inf"):
+        """Ignores what is no duration of a step (under a nanosecond, not finite)."""
+        if not self.SHORTEST <= seconds < float("inf"):
             return
         if decodes:
             self._batch, self._context = decodes, context_tokens

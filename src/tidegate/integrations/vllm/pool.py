@@ -16,7 +16,7 @@ from tidegate.core.hashing import BlockHash
 from tidegate.core.kv import KvCache, Lease
 from tidegate.integrations.vllm.hosted import HostedRequest
 
-PROBES = 8
+PROBES = 4
 """Watched blocks that are looked for in one step; the others follow in the next ones."""
 
 LOOK_EVERY = 8
