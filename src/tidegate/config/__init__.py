@@ -23,6 +23,7 @@ from tidegate.config.options import (
     PredictorConfig,
     SchedulerConfig,
     ServerConfig,
+    VllmConfig,
 )
 from tidegate.config.resolve import load_config, load_configs, resolve, resolve_each, to_toml
 
@@ -39,6 +40,7 @@ __all__ = [
     "PredictorConfig",
     "SchedulerConfig",
     "ServerConfig",
+    "VllmConfig",
     "idle",
     "load_config",
     "load_configs",

@@ -185,7 +185,8 @@ class VllmPool(KvCache):
 
     @property
     def has_appeared(self) -> bool:
-        return False
+        """Whether it is worth looking: vLLM does not say what it has cached."""
+        return bool(self.watched)
 
     def take_appeared(self) -> list[BlockHash]:
         """Watched blocks that are cached by now, of the few that are looked for in this step."""
