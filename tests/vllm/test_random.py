@@ -93,7 +93,7 @@ def test_a_thousand_requests_under_pressure(tmp_path, asynchronous):
     engine = engine_of("joint", asynchronous, tmp_path, num_blocks=61, max_num_seqs=16, max_num_batched_tokens=96)
     told = drive(engine, random.Random(7), 1000, pressure=40)
     assert len(told) == 1000
-    assert PREEMPTED.total() > 100
+    assert PREEMPTED.total() > 20
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
