@@ -222,4 +222,5 @@ def test_memory_holds_what_waits_and_runs_and_no_more() -> None:
         return high
 
     first = peak(1500)  # what is remembered within bounds is full by then
-    assert peak(4500) < 1.25 * first
+    # When garbage is collected moves a peak by a third; 200 bytes kept of each request would double it.
+    assert peak(7500) < 1.8 * first
