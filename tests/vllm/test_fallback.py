@@ -12,6 +12,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from tidegate.errors import ConfigError
 from tidegate.integrations.vllm import TidegateScheduler
 from tidegate.integrations.vllm.scripted import Engine, make_config, make_scheduler, run, whole
+from tidegate.integrations.vllm.settings import OWNED
 
 SIZES = {"num_blocks": 50, "max_num_seqs": 4, "max_num_batched_tokens": 64}
 
@@ -100,3 +101,14 @@ def test_the_file_may_be_named_by_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("TIDEGATE_CONFIG", str(tmp_path / "t.toml"))
     assert start().tidegate.scheduler.policy.name == "sjf"
     assert start().tidegate.scheduler.limits.max_num_seqs == 4
+
+
+def test_options_of_our_own_engine_are_refused(tmp_path):
+    """vLLM's flags say these; whoever writes them into the file would wait for them in vain."""
+    values = {"prefix_caching": "false", "disk_kv_path": '"/tmp"', "kv_memory": '"1GiB"', "pipeline_depth": "1"}
+    for place in OWNED:
+        head, _, option = place.rpartition(".")
+        head = head.replace("*", "joint")
+        (tmp_path / "t.toml").write_text(f"[{head}]\n{option} = {values.get(option, 2)}\n")
+        with pytest.raises(ConfigError, match=rf"t\.toml: {head}\.{option} does nothing here: .*vLLM"):
+            start({"tidegate": str(tmp_path / "t.toml")})

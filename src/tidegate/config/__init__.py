@@ -25,7 +25,7 @@ from tidegate.config.options import (
     ServerConfig,
     VllmConfig,
 )
-from tidegate.config.resolve import load_config, load_configs, resolve, resolve_each, to_toml
+from tidegate.config.resolve import load_config, load_configs, refuse_written, resolve, resolve_each, to_toml
 
 __all__ = [
     "DOOR",
@@ -44,6 +44,7 @@ __all__ = [
     "idle",
     "load_config",
     "load_configs",
+    "refuse_written",
     "resolve",
     "resolve_each",
     "to_toml",

@@ -53,6 +53,19 @@ def load_configs(path: Path | None, policies: Sequence[str], overrides: Override
         return resolve_each(raw, policies)
 
 
+def refuse_written(path: Path | None, elsewhere: Mapping[str, str]) -> None:
+    """Raise ConfigError for an option that the file writes and that does nothing where it is read.
+
+    `elsewhere` says for each such option, dotted and with `policy.*` for any policy, what says it there.
+    """
+    with _naming(path):
+        for place in _written(_read(path, {})):
+            section, *rest = place.split(".")
+            kind = f"policy.*.{rest[-1]}" if section == "policy" else place
+            if kind in elsewhere:
+                raise ConfigError(f"{place} does nothing here: {elsewhere[kind]}")
+
+
 @contextmanager
 def _naming(path: Path | None) -> Iterator[None]:
     """A ConfigError begins with the file that it is about."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -17,8 +17,11 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from tidegate.integrations.vllm.attach import attach
 from tidegate.integrations.vllm.host import Host
 
+_Stock: Any = Scheduler if TYPE_CHECKING else object
+"""What the mixin stands before, for whoever checks types."""
 
-class Hosted:
+
+class Hosted(_Stock):
     """The mixin. It stands before one of vLLM's scheduler classes, whose constructor it has."""
 
     tidegate: Host | None = None
@@ -32,13 +35,13 @@ class Hosted:
         return attach(self, time.monotonic, time.time)
 
     def add_request(self, request: Any) -> None:
-        new = request.request_id not in self.requests  # type: ignore[attr-defined]  # else it goes on with a session
-        super().add_request(request)  # type: ignore[misc]
+        new = request.request_id not in self.requests  # else it goes on with a session
+        super().add_request(request)
         if self.tidegate is not None and new:
             self.tidegate.arrived(request)
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: Any) -> list[Any]:
-        ended: list[Any] = super().finish_requests(request_ids, finished_status)  # type: ignore[misc]
+        ended: list[Any] = super().finish_requests(request_ids, finished_status)
         if self.tidegate is not None:
             self.tidegate.finished(ended, finished_status)
         return ended
@@ -46,12 +49,12 @@ class Hosted:
     def schedule(self, throttle_prefills: bool = False) -> Any:
         host = self.tidegate
         if host is None:
-            return super().schedule(throttle_prefills)  # type: ignore[misc]
+            return super().schedule(throttle_prefills)
         host.before_schedule(throttle_prefills)
         limits = host.limits_of
         if limits:
             # The one place where vLLM asks, for each request, how much of it to schedule; 0 leaves it out of the step.
-            unlimited = super()._reserve_prefill_lookahead  # type: ignore[misc]
+            unlimited = super()._reserve_prefill_lookahead
 
             def limited(request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
                 tokens: int = unlimited(request, num_computed_tokens, num_new_tokens)
@@ -60,7 +63,7 @@ class Hosted:
 
             self._reserve_prefill_lookahead = limited
         try:
-            output = super().schedule(throttle_prefills)  # type: ignore[misc]
+            output = super().schedule(throttle_prefills)
         finally:
             if limits:
                 del self._reserve_prefill_lookahead
@@ -71,7 +74,7 @@ class Hosted:
         host = self.tidegate
         if host is not None:
             host.step_done()
-        outputs: dict[int, Any] = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        outputs: dict[int, Any] = super().update_from_output(scheduler_output, model_runner_output)
         if host is not None:
             host.after_update(outputs)
         return outputs
@@ -79,12 +82,12 @@ class Hosted:
     def _preempt_request(self, request: Any, timestamp: float, *args: Any, **kwargs: Any) -> None:
         if self.tidegate is not None:
             self.tidegate.preempted(request)
-        super()._preempt_request(request, timestamp, *args, **kwargs)  # type: ignore[misc]
+        super()._preempt_request(request, timestamp, *args, **kwargs)
 
     def shutdown(self) -> None:
         if self.tidegate is not None:
             self.tidegate.close()
-        super().shutdown()  # type: ignore[misc]
+        super().shutdown()
 
 
 class TidegateScheduler(Hosted, Scheduler):

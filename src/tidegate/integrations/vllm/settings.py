@@ -7,9 +7,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tidegate.config import Config, load_config
+from tidegate.config import Config, load_config, refuse_written
 from tidegate.core.limits import Limits
 from tidegate.errors import ConfigError
+
+_SWAP = "victims are recomputed inside vLLM"
+OWNED = {
+    "scheduler.num_blocks": "vLLM's --gpu-memory-utilization says it",
+    "scheduler.kv_memory": "vLLM's --kv-cache-memory-bytes says it",
+    "scheduler.block_size": "vLLM's --block-size says it",
+    "scheduler.max_num_seqs": "vLLM's --max-num-seqs says it",
+    "scheduler.max_num_batched_tokens": "vLLM's --max-num-batched-tokens says it",
+    "scheduler.max_model_len": "vLLM's --max-model-len says it",
+    "scheduler.prefix_caching": "vLLM's --enable-prefix-caching says it",
+    "scheduler.pipeline_depth": "vLLM's --async-scheduling says it",
+    **{f"scheduler.{tier}_{size}": _SWAP for tier in ("host", "disk") for size in ("blocks", "kv_memory")},
+    "scheduler.disk_kv_path": _SWAP,
+    "policy.*.max_stride": "everybody decodes in every step inside vLLM",
+}
+"""Options that are our own engine's alone, and what says it inside vLLM."""
 
 
 def find_config(vllm_config: Any) -> Config:
@@ -22,7 +38,9 @@ def find_config(vllm_config: Any) -> Config:
     if named is not None and not isinstance(named, str):
         raise ConfigError(f"--additional-config: tidegate must be the path of a TOML file, not {named!r}")
     named = named or os.environ.get("TIDEGATE_CONFIG")
-    return load_config(Path(named) if named else None)
+    path = Path(named) if named else None
+    refuse_written(path, OWNED)
+    return load_config(path)
 
 
 def find_limits(config: Config, engine: Any) -> Limits:
