@@ -25,6 +25,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"engine"}),
     frozenset({"observe"}),
     frozenset({"executors", "routing", "predictors"}),
+    frozenset({"api"}),
     frozenset({"server", "gateway", "integrations"}),
     frozenset({"simulate"}),
     frozenset({"cli"}),

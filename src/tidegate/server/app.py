@@ -11,14 +11,14 @@ from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from tidegate import __version__
+from tidegate.api.body import STALL_SECONDS, BodyLimit
+from tidegate.api.errors import ApiError
+from tidegate.api.identity import Identities
 from tidegate.config import ApiKey, Config
 from tidegate.engine.loop import Engine
 from tidegate.errors import EngineDead
 from tidegate.observe.metrics import Metrics
 from tidegate.server import faults
-from tidegate.server.body import STALL_SECONDS, BodyLimit
-from tidegate.server.faults import ApiError
-from tidegate.server.identity import Identities
 from tidegate.server.schema import ChatRequest, CompletionRequest, Generation
 from tidegate.server.service import Answering, Service
 from tidegate.server.shapes import ChatAnswer, ChatShape, CompletionAnswer, CompletionShape, Model, Models

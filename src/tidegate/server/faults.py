@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
@@ -11,13 +11,12 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from typing_extensions import TypedDict
 
+from tidegate.api.errors import ApiError, ErrorBody
 from tidegate.core.request import FinishReason
 from tidegate.errors import EngineDead, RequestRefused, TidegateError
 from tidegate.server.schema import UNSUPPORTED
 
-_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _TAGGED = "response_format"  # its form is named by its `type`
 _LONGEST_PATH = 200  # characters
 _REFUSALS = {"queue_full": 429, "deadline": 429, "draining": 503}
@@ -32,41 +31,6 @@ _ENDS: dict[FinishReason, tuple[int, str]] = {
     FinishReason.SHED: (503, "the request was given up: its deadline could not be met any more"),
     FinishReason.DISPLACED: (503, "the queue is full, and a more urgent request took this one's place in it"),
 }
-
-
-class Error(TypedDict):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(TypedDict):
-    error: Error
-
-
-class ApiError(TidegateError):
-    """A request that gets an answer other than 200. The message says what is wrong and how to mend it."""
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.param = param
-        self.code = code
-        self.headers = dict(headers or {})
-
-    @property
-    def body(self) -> ErrorBody:
-        kind = _TYPES.get(self.status) or ("invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
 def as_api_error(error: Exception) -> ApiError:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from tidegate.api.errors import ApiError
+from tidegate.api.identity import Claim
 from tidegate.core.request import Request
 from tidegate.core.slo import shortest
 from tidegate.engine.loop import Engine
@@ -17,8 +19,7 @@ from tidegate.engine.output import Delta, OutputState
 from tidegate.engine.sampling import SamplingParams
 from tidegate.engine.stream import Stream
 from tidegate.errors import RequestRefused, TidegateError
-from tidegate.server.faults import ApiError, as_api_error, as_event
-from tidegate.server.identity import Claim
+from tidegate.server.faults import as_api_error, as_event
 from tidegate.server.schema import (
     ChatRequest,
     CompletionRequest,

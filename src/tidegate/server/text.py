@@ -9,9 +9,9 @@ from typing import Any, Protocol, TypeVar
 
 from tokenizers import Tokenizer
 
+from tidegate.api.errors import ApiError
 from tidegate.engine.detokenize import TokenTable
 from tidegate.errors import InputError
-from tidegate.server.faults import ApiError
 from tidegate.server.schema import ChatRequest, CompletionRequest, Message
 
 T = TypeVar("T")

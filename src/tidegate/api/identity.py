@@ -6,16 +6,29 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
+from typing import Protocol
 
+from tidegate.api.errors import ApiError
 from tidegate.config import ApiKey, Config
 from tidegate.core.slo import Slo, SloClass
-from tidegate.server.faults import ApiError
-from tidegate.server.schema import Generation
 
 DEFAULT_TENANT = "default"
 _AUTO = ("auto", "default")
 _MAX_TENANT = 256
 _SLO_HEADERS = {"x-slo-ttft-ms": "ttft", "x-slo-tpot-ms": "tpot", "x-slo-e2e-ms": "e2e"}
+
+
+class Asking(Protocol):
+    """What a body says of who asks, and how urgently."""
+
+    @property
+    def metadata(self) -> Mapping[str, str]: ...
+    @property
+    def service_tier(self) -> str | None: ...
+    @property
+    def priority(self) -> int | None: ...
+    @property
+    def user(self) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +71,7 @@ class Identities:
             )
         return found[0]
 
-    def claim(self, body: Generation, headers: Mapping[str, str], key: ApiKey | None) -> Claim:
+    def claim(self, body: Asking, headers: Mapping[str, str], key: ApiKey | None) -> Claim:
         """The request's place. 400 for unknown names, 403 for what the key may not claim."""
         slo_class = self._class(body, key)
         priority = slo_class.priority if body.priority is None else body.priority
@@ -76,7 +89,7 @@ class Identities:
             service_tier="default" if tier == "auto" else tier,
         )
 
-    def _class(self, body: Generation, key: ApiKey | None) -> SloClass:
+    def _class(self, body: Asking, key: ApiKey | None) -> SloClass:
         named = body.metadata.get("slo_class")
         if named is not None and named not in self._classes:
             raise ApiError(
@@ -132,7 +145,7 @@ class Identities:
                 code="priority_not_allowed",
             )
 
-    def _tenant(self, body: Generation, headers: Mapping[str, str], key: ApiKey | None) -> str:
+    def _tenant(self, body: Asking, headers: Mapping[str, str], key: ApiKey | None) -> str:
         named = headers.get("x-tenant")
         if named is not None and not 0 < len(named) <= _MAX_TENANT:
             raise ApiError(400, f"x-tenant must have 1 to {_MAX_TENANT} characters", param="x-tenant")

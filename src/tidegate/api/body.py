@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from tidegate.api.errors import ApiError
 
-from tidegate.server.faults import ApiError
+if TYPE_CHECKING:  # the types of ASGI alone; nothing of starlette runs
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 STALL_SECONDS = 30.0
 
