@@ -21,6 +21,7 @@ from tidegate.core.request import FinishReason, Rejection, Request
 from tidegate.core.scheduler import Scheduler
 from tidegate.core.slo import DEFAULT_CLASSES, Slo
 from tidegate.errors import InputError, RequestRefused
+from tidegate.observe.columns import Columns
 from tidegate.observe.records import (
     COLUMNS,
     SCHEMA,
@@ -29,10 +30,12 @@ from tidegate.observe.records import (
     RecordWriter,
     iter_records,
     read_records,
+    records_columns,
+    records_table,
     write_records,
 )
 from tidegate.observe.rowfiles import read_batches
-from tidegate.observe.summary import ClassSummary, summarise
+from tidegate.observe.summary import ClassSummary, summarise, summarise_columns
 
 DESIGNED = (
     "request_id, tenant, slo_class, priority, arrival_s, admitted_s, first_token_s, finish_s, prompt_tokens, "
@@ -143,6 +146,25 @@ def test_a_summary_counts_by_class_and_leaves_cancelled_requests_out_of_attainme
     assert summary["all"].attainment == pytest.approx(50 / 101)
     assert summary["all"].output_tokens_s == pytest.approx(102 * 5 / 100)
     assert summarise([]) == {}
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_a_file_is_summed_up_as_its_records_are(tmp_path: Path, suffix: str) -> None:
+    rows = [replace(DONE, request_id=f"{i}", slo_class="batch" if i % 3 else "chat", e2e_s=i / 7) for i in range(100)]
+    write_records(rows, tmp_path / f"records.{suffix}")
+    assert summarise_columns(Columns(records_columns(tmp_path / f"records.{suffix}"))) == summarise(rows)
+
+
+def test_columns_that_a_summary_does_not_look_at_are_never_read(tmp_path: Path) -> None:
+    path = tmp_path / "records.parquet"
+    table = records_table([DONE] * 3)
+    spoiled = pa.field("tenant", pa.list_(pa.int64()))
+    at = COLUMNS.index("tenant")
+    pq.write_table(table.set_column(at, spoiled, pa.array([[1]] * 3, spoiled.type)), path)
+    columns = Columns(records_columns(path))
+    assert summarise_columns(columns)["batch"].requests == 3
+    with pytest.raises(InputError, match="column tenant is list"):
+        columns.names("tenant")
 
 
 @given(

@@ -199,7 +199,7 @@ def _run(
 ) -> Outcome:
     from tidegate.cli.output import progress_bar
     from tidegate.observe.columns import Columns
-    from tidegate.observe.records import read_records_table
+    from tidegate.observe.records import records_columns
     from tidegate.observe.summary import summarise_columns
     from tidegate.simulate.run import simulate
 
@@ -226,7 +226,7 @@ def _run(
             on_arrival=None if bar is None else arrived,
         )
         run.records.close()
-        summary = summarise_columns(Columns(read_records_table(run.path)))
+        summary = summarise_columns(Columns(records_columns(run.path)))
     return Outcome(name, setup.limits.num_blocks, summary, totals, perf_counter() - begin)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +17,30 @@ Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 
-class Columns:
-    """A table of records (observe/records.py) read column by column; what is null is NaN."""
+class Source(Protocol):
+    """What has columns: a table, or a file of which each is read when it is asked for."""
 
-    def __init__(self, table: pa.Table) -> None:
-        self._table = table
+    @property
+    def num_rows(self) -> int: ...
+    def __getitem__(self, name: str) -> pa.ChunkedArray: ...
+
+
+class _Chosen:
+    """Some rows of a source, copied only in the columns that are looked at."""
+
+    def __init__(self, source: Source, mask: Mask) -> None:
+        self._source, self._mask = source, pa.array(mask)
+        self.num_rows = int(mask.sum())
+
+    def __getitem__(self, name: str) -> pa.ChunkedArray:
+        return self._source[name].filter(self._mask)
+
+
+class Columns:
+    """Records (observe/records.py) read column by column; what is null is NaN."""
+
+    def __init__(self, source: Source) -> None:
+        self._table = source
         self._numbers: dict[str, Floats] = {}
 
     def __len__(self) -> int:
@@ -55,7 +75,7 @@ class Columns:
 
     def where(self, mask: Mask) -> Columns:
         """The rows that `mask` holds."""
-        return Columns(self._table.filter(pa.array(mask)))
+        return Columns(_Chosen(self._table, mask))
 
     def groups(self, name: str) -> dict[str, Columns]:
         """The rows of each value of a text column, by value in order."""

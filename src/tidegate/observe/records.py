@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from tidegate.core.events import Event, Finished, Rejected, Timing
 from tidegate.core.request import FinishReason, Request
-from tidegate.observe.rowfiles import ROW_GROUP, RowWriter, read_batches, read_rows, row_suffix
+from tidegate.observe.rowfiles import ROW_GROUP, ParquetColumns, RowWriter, read_batches, read_rows, row_suffix
 
 WHAT = "records"
 COMPLETED = frozenset({FinishReason.STOP.value, FinishReason.LENGTH.value, FinishReason.LENGTH_KV.value})
@@ -179,9 +179,12 @@ def read_records(path: Path) -> list[Record]:
     return list(iter_records(path))
 
 
-def read_records_table(path: Path) -> pa.Table:
-    """All records of a file as columns, for a million of them. Raises InputError as `iter_records` does."""
-    return read_rows(path, SCHEMA, WHAT)
+def records_columns(path: Path) -> pa.Table | ParquetColumns:
+    """The columns of a file, of which only those that are looked at take memory where it is Parquet.
+
+    Raises InputError as `iter_records` does, for what a column holds when it is looked at.
+    """
+    return ParquetColumns(path, SCHEMA, WHAT) if records_suffix(path) == ".parquet" else read_rows(path, SCHEMA, WHAT)
 
 
 def records_table(records: Sequence[Record]) -> pa.Table:

@@ -89,17 +89,21 @@ class RowWriter:
         self.close()
 
 
-def read_batches(path: Path, schema: pa.Schema, what: str, rows: int = ROW_GROUP) -> Iterator[pa.RecordBatch]:
+def read_batches(
+    path: Path, schema: pa.Schema, what: str, rows: int = ROW_GROUP, only: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
     """Batches of at most `rows` rows in the columns of `schema`, checked: names, types, and no null where none may be.
 
-    `what` names the rows in messages ("records"). Raises InputError that says which file, row and column is wrong.
+    `what` names the rows in messages ("records"); `only` are the columns to read, where that is not all. Raises
+    InputError that says which file, row and column is wrong.
     """
+    wanted = schema if only is None else pa.schema([schema.field(name) for name in only])
     reader = _parquet_batches if row_suffix(path, what) == ".parquet" else _jsonl_batches
     if not path.is_file():
         raise InputError(f"cannot read {path}: {'it is a directory' if path.is_dir() else 'there is no such file'}")
     first = 1
     try:
-        for batch in reader(path, schema, what, rows):
+        for batch in reader(path, schema, what, rows, wanted):
             _check_nulls(path, batch, what, first)
             first += batch.num_rows
             yield batch
@@ -114,18 +118,36 @@ def read_rows(path: Path, schema: pa.Schema, what: str) -> pa.Table:
     return pa.Table.from_batches(read_batches(path, schema, what), schema=schema)
 
 
-def _parquet_batches(path: Path, schema: pa.Schema, what: str, rows: int) -> Iterator[pa.RecordBatch]:
+class ParquetColumns:
+    """A Parquet file, of which a column is read when it is asked for: memory for those alone that are looked at.
+
+    Raises InputError as `read_batches` does: for names at once, for what a column holds when it is read.
+    """
+
+    def __init__(self, path: Path, schema: pa.Schema, what: str) -> None:
+        self._path, self._schema, self._what = path, schema, what
+        self.num_rows = sum(batch.num_rows for batch in self._batches(schema.names[:1]))
+
+    def __getitem__(self, name: str) -> pa.ChunkedArray:
+        field = self._schema.field(name)
+        return pa.chunked_array([batch.column(0) for batch in self._batches([name])], field.type)
+
+    def _batches(self, only: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        return read_batches(self._path, self._schema, self._what, only=only)
+
+
+def _parquet_batches(path: Path, schema: pa.Schema, what: str, rows: int, only: pa.Schema) -> Iterator[pa.RecordBatch]:
     with pq.ParquetFile(path) as file:
         _check_names(f"{path} holds no {what}", file.schema_arrow.names, schema)
-        for batch in file.iter_batches(rows, columns=schema.names):
+        for batch in file.iter_batches(rows, columns=only.names):
             there = batch.schema.names
             columns = [
                 _cast(path, batch.column(field.name), field, what)
                 if field.name in there
                 else pa.nulls(batch.num_rows, field.type)
-                for field in schema
+                for field in only
             ]
-            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+            yield pa.RecordBatch.from_arrays(columns, schema=only)
 
 
 def _cast(path: Path, column: pa.Array, field: pa.Field, what: str) -> pa.Array:
@@ -137,17 +159,17 @@ def _cast(path: Path, column: pa.Array, field: pa.Field, what: str) -> pa.Array:
         ) from error
 
 
-def _jsonl_batches(path: Path, schema: pa.Schema, what: str, rows: int) -> Iterator[pa.RecordBatch]:
+def _jsonl_batches(path: Path, schema: pa.Schema, what: str, rows: int, only: pa.Schema) -> Iterator[pa.RecordBatch]:
     with path.open(encoding="utf-8") as lines:
         waiting: list[tuple[int, dict[str, Any]]] = []
         for number, line in enumerate(lines, 1):
             if line.strip():
                 waiting.append((number, _json_row(path, number, line, schema, what)))
             if len(waiting) >= rows:
-                yield _as_batch(path, waiting, schema, what)
+                yield _as_batch(path, waiting, only, what)
                 waiting = []
         if waiting:
-            yield _as_batch(path, waiting, schema, what)
+            yield _as_batch(path, waiting, only, what)
 
 
 def _json_row(path: Path, number: int, line: str, schema: pa.Schema, what: str) -> dict[str, Any]:

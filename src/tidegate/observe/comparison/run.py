@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import InputError
-from tidegate.observe.columns import Columns, Floats
+from tidegate.observe.columns import Columns, Floats, Source
 from tidegate.observe.comparison.words import short
-from tidegate.observe.records import Record, read_records_table, records_suffix, records_table
+from tidegate.observe.records import Record, records_columns, records_suffix, records_table
 from tidegate.observe.steplog import StepRow, read_steps_table, steps_table
 
 ALONE = "records"
@@ -94,9 +94,9 @@ def _source(run: Run) -> str:
     return str(run.records) if isinstance(run.records, Path) else f"run {run.name}"
 
 
-def _records(run: Run) -> pa.Table:
+def _records(run: Run) -> Source:
     if isinstance(run.records, Path):
-        return read_records_table(run.records)
+        return records_columns(run.records)
     return run.records if isinstance(run.records, pa.Table) else records_table(run.records)
 
 
