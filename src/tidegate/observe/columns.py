@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -77,12 +77,11 @@ class Columns:
         """The rows that `mask` holds."""
         return Columns(_Chosen(self._table, mask))
 
-    def groups(self, name: str) -> dict[str, Columns]:
-        """The rows of each value of a text column, by value in order."""
+    def groups(self, name: str) -> Iterator[tuple[str, Columns]]:
+        """The rows of each value of a text column, by value in order: one group after the other."""
         values, codes = self.names(name)
-        if len(values) == 1:
-            return {values[0]: self}
-        return {value: self.where(codes == i) for i, value in enumerate(values)}
+        for i, value in enumerate(values):
+            yield value, self if len(values) == 1 else self.where(codes == i)
 
     @property
     def completed(self) -> Mask:

@@ -56,8 +56,9 @@ def summarise_columns(records: Columns) -> dict[str, ClassSummary]:
     """`summarise` for records that are columns already."""
     if not len(records):
         return {}
-    groups = records.groups("slo_class") | {ALL: records}
-    return {name: _summary(rows, records.span_s) for name, rows in groups.items()}
+    span = records.span_s
+    of_classes = {name: _summary(rows, span) for name, rows in records.groups("slo_class")}
+    return of_classes | {ALL: _summary(records, span)}
 
 
 def _summary(rows: Columns, span: float) -> ClassSummary:

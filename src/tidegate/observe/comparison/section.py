@@ -36,7 +36,7 @@ class Comparison:
     def __init__(self, runs: Sequence[Loaded], promises: Mapping[str, SloClass]) -> None:
         self.runs = runs
         self.promises = promises
-        parts = [run.columns.groups("slo_class") for run in runs]
+        parts = [dict(run.columns.groups("slo_class")) for run in runs]
         self.classes = _classes(parts)
         self._parts = [{name: p[name] for name in self.classes if name in p} for p in parts]
 
