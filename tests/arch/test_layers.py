@@ -26,9 +26,10 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"observe"}),
     frozenset({"executors", "routing", "predictors"}),
     frozenset({"api"}),
-    frozenset({"server", "gateway", "integrations"}),
+    frozenset({"server", "gateway"}),
     frozenset({"simulate"}),
     frozenset({"cli"}),
+    frozenset({"integrations"}),
     frozenset({"__main__"}),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
