@@ -23,6 +23,8 @@ from tidegate.server.assembly import assemble
 pytestmark = pytest.mark.timeout(600)
 
 REPLICA = "x-tidegate-replica"
+RUNNING = "tidegate_requests_running"
+CANCELLED = 'tidegate_requests_finished_total{class="interactive",reason="cancelled"'
 PREFIXES = [f"Chapter {word}. " + f"The {word} tide rose and the {word} tide fell, and nobody saw it. " * 14
             for word in ("first", "second", "third", "fourth")]  # fmt: skip
 BODIES: list[tuple[str, dict[str, Any]]] = [
@@ -108,11 +110,11 @@ def test_errors_are_the_servers_own(cluster: Cluster) -> None:
 
 
 def test_a_client_that_leaves_frees_its_seat(cluster: Cluster) -> None:
-    with cluster.http.stream("POST", "/v1/completions", json=_long("Leaving early, ")) as answer:
-        next(answer.iter_lines())
-        replica = answer.headers[REPLICA]
-        assert cluster.metric(replica, "tidegate_requests_running") == 1
-    _until(lambda: cluster.metric(replica, "tidegate_requests_running") == 0)
+    stream = _Stream(cluster, "Leaving early, ", 600)
+    assert cluster.metric(stream.replica, RUNNING) == 1
+    stream.leave()
+    _until(lambda: cluster.metric(stream.replica, RUNNING) == 0)
+    assert cluster.metric(stream.replica, CANCELLED) == 1
 
 
 def test_a_killed_replica_takes_only_its_own_streams(cluster: Cluster) -> None:
@@ -122,7 +124,7 @@ def test_a_killed_replica_takes_only_its_own_streams(cluster: Cluster) -> None:
     assert {stream.replica for stream in streams} == set(cluster.replicas)
     with ThreadPoolExecutor(4) as clients:
         waiting = [clients.submit(_complete, cluster, f"{n} waits. " * 20, 24) for n in range(4)]
-        _until(lambda: cluster.metric(victim.replica, "tidegate_requests_running") >= 2)
+        _until(lambda: cluster.metric(victim.replica, RUNNING) >= 2)
         cluster.kill(victim.replica)
         answers = [answer.result() for answer in waiting]
     assert json.loads(victim.rest()[-1])["error"]["code"] == "engine_lost"
@@ -148,6 +150,7 @@ class _Stream:
     def __init__(self, cluster: Cluster, prompt: str, tokens: int = 120) -> None:
         request = cluster.http.build_request("POST", "/v1/completions", json=_long(prompt, tokens))
         answer = cluster.http.send(request, stream=True)
+        self.leave = answer.close
         self._lines = (line.removeprefix("data: ") for line in answer.iter_lines() if line)
         self.replica = answer.headers[REPLICA]
         next(self._lines)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from tidegate.integrations.ray.call import Call, Headers
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message
+    from starlette.types import ASGIApp, Message, Scope
 
 Part: TypeAlias = tuple[int, Headers] | bytes
 """Status and headers, once and first; then pieces of the body."""
@@ -23,7 +23,11 @@ async def answer(app: ASGIApp, call: Call) -> AsyncGenerator[Part, None]:
     sent: asyncio.Queue[Message | None] = asyncio.Queue()
     requests: asyncio.Queue[Message] = asyncio.Queue()
     requests.put_nowait({"type": "http.request", "body": call.body, "more_body": False})
-    task = asyncio.create_task(app(_scope(call), requests.get, sent.put))  # type: ignore[arg-type]
+
+    async def run() -> None:
+        await app(_scope(call), requests.get, sent.put)
+
+    task = asyncio.create_task(run())
     task.add_done_callback(lambda _: sent.put_nowait(None))
     try:
         while (message := await sent.get()) is not None:
@@ -45,7 +49,7 @@ async def answer(app: ASGIApp, call: Call) -> AsyncGenerator[Part, None]:
         await asyncio.wait({task})
 
 
-def _scope(call: Call) -> dict[str, object]:
+def _scope(call: Call) -> Scope:
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},

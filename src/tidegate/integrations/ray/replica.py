@@ -24,7 +24,7 @@ class EngineReplica:
     Ray stops a replica when its calls have ended, or after `server.drain_seconds`.
     """
 
-    async def __init__(self, config: Config) -> None:
+    async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Ray awaits it
         self._served = assemble(config, cache_dir())
         await self._served.begin()
         self._name = serve.get_replica_context().replica_id.unique_id.encode()
