@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Protocol
@@ -46,14 +46,15 @@ class Identities:
     """Turns headers and body into a `Claim`, and refuses claims that the key does not cover.
 
     With API keys configured nobody promotes himself: class and priority must be within what the key may
-    claim, a key bound to classes may only loosen their promises, and the tenant is the key's.
+    claim, a key bound to classes may only loosen their promises, and the tenant is the key's. `keys` are those of the
+    front that asks.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, keys: Sequence[ApiKey]) -> None:
         self._classes = config.slo_classes
         self._default = config.server.default_class
         self._tiers = config.server.service_tiers
-        self._keys = config.server.api_keys
+        self._keys = keys
 
     def key_of(self, headers: Mapping[str, str]) -> ApiKey | None:
         """The API key of a request; None where none are configured. 401 if it is missing or unknown."""
