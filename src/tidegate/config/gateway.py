@@ -153,6 +153,7 @@ class GatewayConfig:
     fair, weights:       within a priority tenants share by the tokens that they were served, by weight (1 where absent)
     first_token_seconds: an engine that sends nothing for so long has failed, and another is tried
     stall_seconds:       the same between two parts of an answer; the stream ends with an error then
+    answer_seconds:      as first_token_seconds, for an answer that is not streamed
     connect_seconds:     the same for a connection
     retry_share:         second tries, as a share of all requests, at most
     max_body_bytes:      larger bodies are refused with 413
@@ -182,6 +183,7 @@ class GatewayConfig:
     first_token_seconds: Seconds = 60.0
     stall_seconds: Seconds = 30.0
     deadlines: dict[str, DeadlineConfig] = field(default_factory=dict)
+    answer_seconds: Seconds = 600.0
     connect_seconds: Seconds = 2.0
     retry_share: Annotated[float, Strict(), Field(ge=0, le=1)] = 0.1
     max_body_bytes: Size = 4 * 2**20
