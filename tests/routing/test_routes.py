@@ -17,7 +17,7 @@ from tidegate.routing.view import Facts, ReplicaView, RouteView
 
 def cost(r: RouteView, c: ReplicaView, cached: int = 0, now: float = 0.0) -> float:
     (parts,) = Joint().parts(r, [c], {c.name: cached}, now)
-    return sum(parts.values())
+    return sum(parts)
 
 
 def test_every_name_is_a_route_and_an_unknown_one_lists_them() -> None:
@@ -80,12 +80,12 @@ def test_least_loaded_counts_what_others_sent_as_long_as_that_is_fresh() -> None
 
 def test_prefix_follows_the_longest_prefix_however_busy_that_is() -> None:
     chooser, there = route("prefix"), replicas(3)
-    first, cached, _ = chooser.choose(request(300, (1, 2, 3)), there, 0.0)
+    first, cached, *_ = chooser.choose(request(300, (1, 2, 3)), there, 0.0)
     assert cached == 0
     first.outstanding = 100
-    again, cached, _ = chooser.choose(request(300, (1, 2, 9)), there, 0.0)
+    again, cached, *_ = chooser.choose(request(300, (1, 2, 9)), there, 0.0)
     assert (again, cached) == (first, 200)
-    other, cached, _ = chooser.choose(request(300, (7, 2, 9)), there, 0.0)  # the same names behind another start
+    other, cached, *_ = chooser.choose(request(300, (7, 2, 9)), there, 0.0)  # the same names behind another start
     assert other is not first
     assert cached == 0
     assert chooser.choose(request(300, (1, 8, 9)), there, 0.0).replica is not first  # a third is too little

@@ -35,4 +35,4 @@ def replicas(n: int, **given: Any) -> list[ReplicaView]:
 
 
 def sent_to(c: ReplicaView, cached_tokens: int = 0) -> Choice:
-    return Choice(c, cached_tokens, ())
+    return Choice(c, cached_tokens)

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from tidegate.routing.prefix_index import ESTIMATED, EXACT, Held
 from tidegate.routing.view import ReplicaView
+
+FIRST_TOKEN = ("base", "queue", "seat", "prefill")
+"""Parts of a cost that together are the time to the first token."""
 
 
 class Candidate(NamedTuple):
@@ -25,19 +29,38 @@ class Candidate(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Who gets a request, and all who could have. `cached_tokens` are those believed to be cached at `replica`."""
+    """Who gets a request, and what there was to choose from.
+
+    cached_tokens: those believed to be cached at `replica`
+    considered:    who could have got it
+    names, parts:  of their costs, for each of `considered`
+    held:          what each holds of the prompt
+    """
 
     replica: ReplicaView
     cached_tokens: int
-    candidates: Sequence[Candidate]
+    considered: Sequence[ReplicaView] = ()
+    names: Sequence[str] = ()
+    parts: Sequence[Sequence[float]] = ()
+    held: Held = Held({})
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """All who could have got it. Made when somebody asks, which is seldom."""
+        tokens, exact = self.held
+        return [
+            Candidate(
+                c.name,
+                sum(parts),
+                dict(zip(self.names, parts, strict=True)),
+                tokens.get(c.name, 0),
+                EXACT if c.name in exact else ESTIMATED,
+            )
+            for c, parts in zip(self.considered, self.parts, strict=True)
+        ]
 
     @property
     def expected_s(self) -> float | None:
         """Predicted seconds to the first token, where the route predicts them."""
-        parts = next(c.parts for c in self.candidates if c.name == self.replica.name)
-        waits = [parts[name] for name in FIRST_TOKEN if name in parts]
-        return sum(waits) if len(waits) == len(FIRST_TOKEN) else None
-
-
-FIRST_TOKEN = ("base", "queue", "seat", "prefill")
-"""Parts of a cost that together are the time to the first token."""
+        of_name = next((c.parts for c in self.candidates if c.name == self.replica.name), {})
+        return sum(of_name[name] for name in FIRST_TOKEN) if of_name.keys() >= set(FIRST_TOKEN) else None

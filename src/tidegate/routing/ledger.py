@@ -59,7 +59,7 @@ class Ledger:
         self._presume(now)
         to = choice.replica
         pending = r.prompt_tokens - choice.cached_tokens
-        found = to.pending_tokens + pending if r.streams and not excess(r, to, now) else None
+        found = to.pending_tokens + pending if r.streams and not excess(r, to, to.fresh(now)) else None
         sent = self._sent[r.id] = _Sent(to, now, to.health.sent(now), r.streams, r.prompt_tokens, pending, found)
         if not r.streams:
             due = now + first_token_s(r, to, choice.cached_tokens, now)

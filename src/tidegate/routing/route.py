@@ -9,15 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 from tidegate.errors import ConfigError
-from tidegate.routing.choice import Candidate, Choice
+from tidegate.routing.choice import Choice
 from tidegate.routing.picks import Anybody, Cheapest, InTurn, Pick
 from tidegate.routing.pools import Pools
-from tidegate.routing.prefix_index import ESTIMATED, EXACT, Held, PrefixIndex
+from tidegate.routing.prefix_index import Held, PrefixIndex
 from tidegate.routing.scores import Affinity, BoundedHash, Equal, Joint, Outstanding, Score
 from tidegate.routing.view import ReplicaView, RouteView
 
 REMEMBERED_TOKENS = 1_000_000
 """Tokens whose blocks are remembered of each engine, where nobody knows how many it can hold."""
+NOTHING = Held({})
 NEAR = 0.05
 """Costs of "joint" that differ by less than this share are as good as equal: predictions are no better than that."""
 
@@ -36,25 +37,17 @@ class Route:
     def choose(self, r: RouteView, replicas: Sequence[ReplicaView], now: float) -> Choice:
         """Who of `replicas` (at least one, all fit to be sent requests) serves `r`: it is taken to go there."""
         held = self.prefixes.held(r) if self._asks else NOTHING
-        cached, exact = held
+        cached = held.tokens
         allowed = self._pools.allowed(r, replicas, cached, now)
         parts = self._score.parts(r, allowed, cached, now)
-        costs = [sum(p.values()) for p in parts]
-        chosen = self._pick.pick(allowed, costs)
+        chosen = self._pick.pick(allowed, [sum(p) for p in parts])
         if self._asks:
             self.prefixes.sent(r, chosen.name, chosen.kv_tokens)
-        candidates = [
-            Candidate(c.name, cost, p, cached.get(c.name, 0), EXACT if c.name in exact else ESTIMATED)
-            for c, cost, p in zip(allowed, costs, parts, strict=True)
-        ]
-        return Choice(chosen, cached.get(chosen.name, 0), candidates)
+        return Choice(chosen, cached.get(chosen.name, 0), allowed, self._score.names, parts, held)
 
     def forget(self, replica: str) -> None:
         """`replica` lost its cache, hangs, or is gone."""
         self.prefixes.forget(replica)
-
-
-NOTHING = Held({})
 
 
 def build_route(name: str, *, random: Random, pools: Pools | None = None, remembered: int = REMEMBERED_TOKENS) -> Route:

@@ -6,38 +6,41 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from math import ceil
-from typing import ClassVar, Protocol, TypeAlias
+from typing import ClassVar, Protocol
 
 from tidegate.routing.view import ReplicaView, RouteView
 from tidegate.routing.waits import excess, tokens_ahead
 
-Parts: TypeAlias = Mapping[str, float]
-
 
 class Score(Protocol):
-    """The cost of each candidate, as named parts that add up to it.
+    """The cost of each candidate, as parts that add up to it.
 
+    names:          of the parts
     wants_prefixes: whether `cached`, the tokens of the prompt that each is believed to hold, is looked at
     """
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
 
     @property
     def wants_prefixes(self) -> bool: ...
 
     def parts(
         self, r: RouteView, replicas: Sequence[ReplicaView], cached: Mapping[str, int], now: float
-    ) -> Sequence[Parts]: ...
+    ) -> Sequence[tuple[float, ...]]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Equal:
     """Everybody is as good as everybody else: for those that pick blindly."""
 
+    names: ClassVar[tuple[str, ...]] = ()
     wants_prefixes: ClassVar[bool] = False
 
     def parts(
         self, r: RouteView, replicas: Sequence[ReplicaView], cached: Mapping[str, int], now: float
-    ) -> Sequence[Parts]:
-        return [{}] * len(replicas)
+    ) -> Sequence[tuple[float, ...]]:
+        return [()] * len(replicas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +49,13 @@ class Outstanding:
     does not look idle. Blind to the sizes of requests and to what is cached.
     """
 
+    names: ClassVar[tuple[str, ...]] = ("outstanding", "failures")
     wants_prefixes: ClassVar[bool] = False
 
     def parts(
         self, r: RouteView, replicas: Sequence[ReplicaView], cached: Mapping[str, int], now: float
-    ) -> Sequence[Parts]:
-        return [
-            {"outstanding": c.outstanding + others(c, now), "failures": c.health.recent_failures(now)} for c in replicas
-        ]
+    ) -> Sequence[tuple[float, ...]]:
+        return [(c.outstanding + others(c, now), c.health.recent_failures(now)) for c in replicas]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +69,14 @@ class Affinity:
 
     least: float = 0.5
 
+    names: ClassVar[tuple[str, ...]] = ("uncached",)
     wants_prefixes: ClassVar[bool] = True
 
     def parts(
         self, r: RouteView, replicas: Sequence[ReplicaView], cached: Mapping[str, int], now: float
-    ) -> Sequence[Parts]:
+    ) -> Sequence[tuple[float, ...]]:
         shares = [cached.get(c.name, 0) / max(r.prompt_tokens, 1) for c in replicas]
-        return [{"uncached": 1.0 - share if share >= self.least else 1.0} for share in shares]
+        return [(1.0 - share if share >= self.least else 1.0,) for share in shares]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +92,15 @@ class BoundedHash:
 
     bound: float = 1.25
 
+    names: ClassVar[tuple[str, ...]] = ("full", "place")
     wants_prefixes: ClassVar[bool] = False
 
     def parts(
         self, r: RouteView, replicas: Sequence[ReplicaView], cached: Mapping[str, int], now: float
-    ) -> Sequence[Parts]:
+    ) -> Sequence[tuple[float, ...]]:
         key = r.sticky or (str(r.blocks[0]) if r.blocks else r.tenant)
         most = ceil(self.bound * (sum(c.outstanding for c in replicas) + 1) / len(replicas))
-        return [{"full": float(c.outstanding >= most), "place": _place(key, c.name)} for c in replicas]
+        return [(float(c.outstanding >= most), _place(key, c.name)) for c in replicas]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,25 +122,28 @@ class Joint:
 
     share: float = 0.1
 
+    names: ClassVar[tuple[str, ...]] = ("base", "queue", "seat", "prefill", "interference", "failures")
     wants_prefixes: ClassVar[bool] = True
 
     def parts(
         self, r: RouteView, replicas: Sequence[ReplicaView], cached: Mapping[str, int], now: float
-    ) -> Sequence[Parts]:
+    ) -> Sequence[tuple[float, ...]]:
+        prompt, share, held = r.prompt_tokens, self.share, cached.get
         found = []
-        prompt, held = r.prompt_tokens, cached.get
         for c in replicas:
-            first, own = c.speed.first, prompt - held(c.name, 0)
-            decoding = c.decoding + others(c, now) - c.others_waiting if c.others else c.decoding
+            facts = c.fresh(now) if c.facts is not None else None
+            own, first, decoding = prompt - held(c.name, 0), c.speed.first, c.decoding
+            if facts is not None:
+                decoding += c.others - c.others_waiting
             found.append(
-                {
-                    "base": first.a,
-                    "queue": first.b * tokens_ahead(c, now),
-                    "seat": c.service_s * excess(r, c, now),
-                    "prefill": first.b * own,
-                    "interference": self.share * c.speed.decode.b * own * max(decoding, 0),
-                    "failures": c.health.penalty_s(now),
-                }
+                (
+                    first.a,
+                    first.b * tokens_ahead(c, facts),
+                    c.service_s * excess(r, c, facts),
+                    first.b * own,
+                    share * c.speed.decode.b * own * decoding,
+                    c.health.penalty_s(now),
+                )
             )
         return found
 

@@ -101,6 +101,6 @@ class ReplicaView:
         self.others_waiting = min(self.others, max(0, waiting - (self.outstanding - self.decoding)))
 
     def fresh(self, now: float) -> Facts | None:
-        """What it said of itself, unless that is too long ago."""
+        """What it said of itself, unless that is too long ago: then its own counts are all there is."""
         facts = self.facts
         return facts if facts is not None and now - facts.at <= FACTS_LAST_S else None
