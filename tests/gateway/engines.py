@@ -36,8 +36,8 @@ class ByHand:
         self.ledger.sent(job.view, choice, now)
         self.log.append((job.id, choice.replica.name))
 
-    def ended(self, job_id: str, now: float) -> None:
-        self.ledger.ended(job_id, now)
+    def ended(self, request_id: str, now: float, complete: bool = True) -> None:
+        self.ledger.ended(request_id, now, complete)
         self.room()
 
     def room(self) -> None:

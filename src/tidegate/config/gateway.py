@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -11,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, Strict
 from tidegate.config.values import SECTION, ApiKey, Count, Name, Seconds, Size, Switch, bare_keys
 
 Kind: TypeAlias = Literal["auto", "vllm", "sglang", "llama-server", "tidegate"]
+PassClass: TypeAlias = Literal["headers", "priority", "xargs", "nothing"]
 Positive = Annotated[float, Strict(), Field(gt=0, allow_inf_nan=False)]
 
 
@@ -24,6 +26,15 @@ def _base_url(url: str) -> str:
     if wrong or parts.query or parts.fragment or "@" in parts.netloc:
         raise ValueError(f"must look like 'http://10.0.0.1:8000', not {url!r}")
     return url.rstrip("/")
+
+
+def _zmq_address(address: str) -> str:
+    if not re.fullmatch(r"tcp://[^/\s]+:\d{1,5}|ipc://\S+", address):
+        raise ValueError(f"must look like 'tcp://10.0.0.1:5557', not {address!r}")
+    return address
+
+
+Address = Annotated[str, AfterValidator(_zmq_address)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +70,8 @@ class ReplicaConfig:
     pool:        see `[gateway.pools]`
     seats:       requests that it runs at once; absent means that its /metrics may tell
     kind:        what it is; "auto" finds out by what its /metrics say
+    pass_class:  how it is told of a request's class: "headers" (x-slo-class, x-tenant, x-slo-*-ms), the body's
+                 "priority", "xargs" (the body's vllm_xargs), or "nothing"; absent is what suits its kind
     api_key_env: the environment variable that holds the key which it wants
     kv_events:   where it publishes what its cache holds, such as "tcp://10.0.0.1:5557" (vLLM's --kv-events-config)
     kv_replay:   where it tells missed ones again
@@ -71,9 +84,10 @@ class ReplicaConfig:
     pool: str = ""
     seats: Count | None = None
     kind: Kind = "auto"
+    pass_class: PassClass | None = None
     api_key_env: Name | None = None
-    kv_events: Name | None = None
-    kv_replay: Name | None = None
+    kv_events: Address | None = None
+    kv_replay: Address | None = None
 
     def __post_init__(self) -> None:
         if self.kv_replay is not None and self.kv_events is None:
@@ -88,7 +102,7 @@ class DiscoveryConfig:
     host, port: of the engines; source "dns"
     path:    a .toml file with `[[replicas]]`, or a .json file with {"replicas": [...]}; source "file"
     seconds: between two looks
-    pool, seats, kind, api_key_env: of the engines found by "dns"
+    pool, seats, kind, pass_class, api_key_env: of the engines found by "dns"
     """
 
     __pydantic_config__ = SECTION
@@ -101,6 +115,7 @@ class DiscoveryConfig:
     pool: str = ""
     seats: Count | None = None
     kind: Kind = "auto"
+    pass_class: PassClass | None = None
     api_key_env: Name | None = None
 
     def __post_init__(self) -> None:
@@ -108,7 +123,7 @@ class DiscoveryConfig:
             raise ValueError('of source "dns" needs a host and a port, and no path')
         if self.source == "file" and self.path is None:
             raise ValueError('of source "file" needs a path')
-        of_dns = (self.host, self.port, self.pool or None, self.seats, self.api_key_env)
+        of_dns = (self.host, self.port, self.pool or None, self.seats, self.pass_class, self.api_key_env)
         if self.source == "file" and (any(value is not None for value in of_dns) or self.kind != "auto"):
             raise ValueError('of source "file" says only path and seconds: the file says the rest of each engine')
 
@@ -152,8 +167,8 @@ class GatewayConfig:
     hold_seconds:        how long requests wait while no engine is up, before they are refused with 503
     fair, weights:       within a priority tenants share by the tokens that they were served, by weight (1 where absent)
     first_token_seconds: an engine that sends nothing for so long has failed, and another is tried
+    answer_seconds:      the same for an answer that is not streamed, which comes whole
     stall_seconds:       the same between two parts of an answer; the stream ends with an error then
-    answer_seconds:      as first_token_seconds, for an answer that is not streamed
     connect_seconds:     the same for a connection
     retry_share:         second tries, as a share of all requests, at most
     max_body_bytes:      larger bodies are refused with 413
@@ -181,9 +196,9 @@ class GatewayConfig:
     fair: Switch = True
     weights: dict[str, Positive] = field(default_factory=dict)
     first_token_seconds: Seconds = 60.0
+    answer_seconds: Seconds = 600.0
     stall_seconds: Seconds = 30.0
     deadlines: dict[str, DeadlineConfig] = field(default_factory=dict)
-    answer_seconds: Seconds = 600.0
     connect_seconds: Seconds = 2.0
     retry_share: Annotated[float, Strict(), Field(ge=0, le=1)] = 0.1
     max_body_bytes: Size = 4 * 2**20

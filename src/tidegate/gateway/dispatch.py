@@ -41,7 +41,7 @@ class Engines(Protocol):
         ...
 
     def sent(self, job: Job, choice: Choice, now: float) -> None: ...
-    def ended(self, job_id: str, now: float) -> None: ...
+    def ended(self, request_id: str, now: float, complete: bool = True) -> None: ...
 
 
 class Dispatch:
@@ -116,7 +116,7 @@ class Dispatch:
                 self._set_timer()
             elif given.done() and not given.cancelled() and given.exception() is None:
                 self._vacate(job.id)
-                self._fleet.ended(job.id, self._clock())
+                self._fleet.ended(job.id, self._clock(), False)
             raise
 
     def served(self, job: Job, outputs: int) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from math import ceil
 
 from tidegate.api.errors import ApiError
@@ -12,9 +14,13 @@ from tidegate.gateway.rates import Charge, Rate, Rates
 
 
 class Door:
-    """Everything that is asked of a request before it may wait. Names of headers are in lower case."""
+    """Everything that is asked of a request before it may wait. Names of headers are in lower case.
+
+    `refused` counts refusals by the error's code.
+    """
 
     def __init__(self, config: Config) -> None:
+        self.refused: Counter[str] = Counter()
         self._rates = Rates()
         self.reload(config)
 
@@ -28,14 +34,17 @@ class Door:
 
         Raises ApiError 401 if it is missing or unknown.
         """
-        return self._identities.key_of(headers)
+        with self._counting():
+            return self._identities.key_of(headers)
 
     def claim(self, headers: Mapping[str, str], body: Asking) -> Claim:
         """The request's tenant, class, priority and promises.
 
         Raises ApiError 400 for unknown names, 401 as `key_of`, 403 for what the key may not claim.
         """
-        return self._identities.claim(body, headers, self.key_of(headers))
+        key = self.key_of(headers)
+        with self._counting():
+            return self._identities.claim(body, headers, key)
 
     def charge(self, key: ApiKey | None, claim: Claim, tokens: int, now: float) -> Charge:
         """Count one request of `tokens` tokens, estimated, against every rate that holds for it.
@@ -52,6 +61,7 @@ class Door:
         found = self._rates.charge(rates, tokens, now)
         if isinstance(found, Charge):
             return found
+        self.refused["rate_limit_exceeded"] += 1
         limit = found.rate.requests if found.unit == "requests" else found.rate.tokens
         whom = "this API key" if rates.index(found.rate) == 0 and isinstance(key, GatewayKey) else "a tenant"
         of_class = "" if whom == "this API key" else f" of class {claim.slo_class!r}"
@@ -62,6 +72,14 @@ class Door:
             code="rate_limit_exceeded",
             headers={"Retry-After": str(seconds)},
         )
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        try:
+            yield
+        except ApiError as refusal:
+            self.refused[refusal.code or "bad_request"] += 1
+            raise
 
     def may_see(self, key: ApiKey | None, tenant: str) -> bool:
         """Whether whoever has `key` is told of the requests of `tenant`."""

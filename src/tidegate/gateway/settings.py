@@ -16,8 +16,10 @@ from tidegate.config import (
     refuse_written,
 )
 from tidegate.config.resolve import Overrides
+from tidegate.config.sentences import nearest
 from tidegate.core.presets import Composition
 from tidegate.errors import ConfigError
+from tidegate.routing.route import ROUTES
 
 _ENGINES = "the engines decide it, each for itself"
 _QUEUE = ("aging_window", "aging_rate", "class_limits", *DOOR)
@@ -44,6 +46,11 @@ def load(path: Path | None, overrides: Overrides | None = None) -> Config:
     config = load_config(path, overrides)
     if config.predictor.kind == "oracle":
         raise ConfigError('predictor.kind "oracle" knows lengths only in a simulation; use "history" or "learned"')
+    if config.gateway.route not in ROUTES:
+        known = dict.fromkeys(ROUTES)
+        raise ConfigError(
+            f"gateway.route: unknown route {config.gateway.route!r}{nearest(config.gateway.route, known)}"
+        )
     if not config.gateway.replicas and not config.gateway.discovery:
         where = path or "no configuration"
         raise ConfigError(
