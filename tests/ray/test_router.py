@@ -174,7 +174,18 @@ async def test_replicas_that_go_are_forgotten_with_their_prefixes() -> None:
     assert left != first
     there.ledger.ended("2", 0.0)
     there.update_replicas([a, b])  # its name is there again, its cache is not
-    assert await chosen(there, pending("3", call("3"))) == left
+    for n in range(3, 11):
+        assert await chosen(there, pending(f"{n}", call(f"{n}"))) == left
+        there.ledger.ended(f"{n}", 0.0)
+
+
+async def test_a_newcomer_is_taken_to_be_as_fast_as_the_others() -> None:
+    there = router(Replica("a"))
+    for _ in range(20):
+        there.views["a"].speed.first_token(1000, 3.0)
+    there.update_replicas([Replica("a"), Replica("b")])
+    newcomer = there.views["b"].speed
+    assert newcomer.base_s + 1000 * newcomer.token_s == pytest.approx(3.0, rel=0.3)
 
 
 async def test_what_replicas_say_of_themselves_is_taken_over() -> None:

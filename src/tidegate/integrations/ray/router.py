@@ -115,8 +115,8 @@ class TidegateRouter(RequestRouter):
             view = self.views.get(name)
             if view is None:
                 facts = replica.replica_metadata
-                view = ReplicaView(name, seats=facts.get("seats"), kv_tokens=facts.get("kv_tokens"))
-                view.speed = Speed(self._typical)
+                speed = Speed(self._typical)
+                view = ReplicaView(name, seats=facts.get("seats"), kv_tokens=facts.get("kv_tokens"), speed=speed)
                 self.views[name] = view
             stats = replica.routing_stats
             if stats and stats != self._stats.get(name):
