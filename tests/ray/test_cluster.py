@@ -117,6 +117,20 @@ def test_a_client_that_leaves_frees_its_seat(cluster: Cluster) -> None:
     assert cluster.metric(stream.replica, CANCELLED) == 1
 
 
+def test_a_client_that_does_not_wait_for_its_answer_frees_its_seat(cluster: Cluster) -> None:
+    def running() -> float:
+        return sum(cluster.metric(replica, RUNNING) for replica in cluster.replicas)
+
+    with ThreadPoolExecutor(1) as clients, httpx.Client(base_url=cluster.http.base_url) as http:
+        body = _long("Not waiting, ", 700) | {"stream": False}
+        request = http.build_request("POST", "/v1/completions", json=body, headers=cluster.http.headers)
+        answer = clients.submit(http.send, request, stream=True)
+        _until(lambda: running() == 1)
+        http.close()
+        _until(lambda: running() == 0)
+        assert answer.exception() is not None
+
+
 def test_a_killed_replica_takes_only_its_own_streams(cluster: Cluster) -> None:
     """The stream of the one that is killed ends with an error, a request that it had not answered yet is served."""
     streams: list[_Stream] = []

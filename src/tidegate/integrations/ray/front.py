@@ -36,7 +36,7 @@ class Front:
 
     def __init__(self, engines: DeploymentHandle, config: Config) -> None:
         self._answer = engines.options(stream=True, method_name="answer")
-        self._identities = Identities(config)
+        self._identities = Identities(config, config.server.api_keys)
         self._density = BytesPerToken()
         self._app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
         faults.install(self._app)
