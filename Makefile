@@ -1,6 +1,7 @@
 # make serve    install, fetch the default model once, serve it on http://127.0.0.1:8000
 # make test     install, fetch the default model once, then lint, types and the whole suite
 # make test-vllm  install vLLM's CPU build in an environment of its own, once, and run the tests inside vLLM
+# make test-ray   install Ray Serve in an environment of its own, once, and run the tests inside Ray Serve
 # make install  only make the environment (VENV=.venv, PYTHON=python3)
 # make lint     ruff and mypy
 #
@@ -19,7 +20,7 @@ BIN := $(VENV)/bin
 
 export VENV PYTHON
 
-.PHONY: install serve test test-vllm lint model clean
+.PHONY: install serve test test-vllm test-ray lint model clean
 
 install:
 	@scripts/install
@@ -45,6 +46,9 @@ test-vllm: model
 	    $$vllm/bin/python -m pytest tests/vllm $(ARGS) && \
 	    PYTHONPATH=$$vllm/older $$vllm/bin/python -m pytest tests/vllm \
 	        --ignore=tests/vllm/test_real_engine.py $(ARGS)
+
+test-ray: model
+	@ray=$$(scripts/install-ray) && $$ray/bin/python -m pytest tests/ray $(ARGS)
 
 clean:
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build

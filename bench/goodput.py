@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from random import Random
 from typing import Any, ClassVar, NamedTuple
 
 from tidegate.core import triage
@@ -199,11 +200,11 @@ def _fleet(kind: str) -> FleetSetup:
     if not kind:
         return FleetSetup()
     if kind == "mixed":
-        return FleetSetup((("", 2),), lambda token_s, kv: build_route("joint", token_s=token_s, remembered=kv), "joint")
+        return FleetSetup((("", 2),), lambda: build_route("joint", random=Random(0)), "joint")
     apart = Pools({"interactive": "tight", "completion": "tight", "offline": "loose", "batch": "loose"})
     return FleetSetup(
         (("tight", 1), ("loose", 1)),
-        lambda token_s, kv: build_route("joint", token_s=token_s, remembered=kv, pools=apart),
+        lambda: build_route("joint", random=Random(0), pools=apart),
         "joint",
     )
 

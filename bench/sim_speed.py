@@ -23,6 +23,7 @@ import tempfile
 import time
 import venv
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 from tidegate.core.limits import Limits
@@ -72,8 +73,8 @@ def tidegate_seconds(load: Workload, policy: str, engines: int) -> float:
     return seconds
 
 
-def _route(token_s: float, kv_tokens: int) -> Route:
-    return build_route("round-robin", token_s=token_s)
+def _route() -> Route:
+    return build_route("round-robin", random=Random(0))
 
 
 # Runs in Dynamo's environment: trace file and number of workers in, seconds out.

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from random import Random
 from statistics import fmean, median
 from typing import Any
 
@@ -53,8 +54,8 @@ def setup() -> EngineSetup:
 def run(workload: Workload, name: str) -> list[Record]:
     """Records of the workload under a route."""
 
-    def build(token_s: float, kv_tokens: int) -> Route:
-        return build_route(name, token_s=token_s, seed=SEED, remembered=kv_tokens)
+    def build() -> Route:
+        return build_route(name, random=Random(SEED))
 
     records: list[Record] = []
     simulate(workload, setup(), records.extend, fleet=FleetSetup((("", INSTANCES),), build, name))

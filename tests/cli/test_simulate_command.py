@@ -122,7 +122,7 @@ def test_the_host_overhead_and_the_hardware_are_told() -> None:
         (("azure-conv", "--tp", "3"), "cannot be spread over 3 GPUs"),
         (("azure-conv", "--replicas", "2", "--route", "x"), "unknown route 'x'; known are random"),
         (("azure-conv", "--route", "joint"), "--route does nothing with one engine"),
-        (("azure-conv", "--borrow", "2"), "--borrow does nothing without a second --pool"),
+        (("azure-conv", "--borrow", "0.5"), "--borrow does nothing without a second --pool"),
         (("azure-conv", "--pool", "two:batch"), "must be a number of engines and classes"),
         (("azure-conv", "--pool", "1:batc"), "no class 'batc'; there are: batch"),
         (("azure-conv", "--pool", "1:batch", "--pool", "1:batch"), "class batch has a pool already"),

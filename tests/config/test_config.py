@@ -20,6 +20,7 @@ from tidegate.config import (
     ApiKey,
     ClassConfig,
     Config,
+    GatewayConfig,
     ModelConfig,
     ObserveConfig,
     PredictorConfig,
@@ -307,6 +308,7 @@ READ_AS_THEY_ARE = {
     "observe": {f.name for f in fields(ObserveConfig)},
     "vllm": {f.name for f in fields(VllmConfig)},
 }
+READ_BY_THE_GATEWAY = {f.name for f in fields(GatewayConfig)}
 
 
 def made(raw: dict[str, Any]) -> tuple[Any, ...]:
@@ -381,10 +383,11 @@ def test_no_option_is_left_out_of_these_tests() -> None:
         "predictor": PredictorConfig,
         "observe": ObserveConfig,
         "vllm": VllmConfig,
+        "gateway": GatewayConfig,
     }
     assert {f.name for f in fields(Config)} == {*sections, "policy", "classes"}
     for name, section in sections.items():
-        covered = set(OTHER.get(name, {})) | READ_AS_THEY_ARE.get(name, set())
+        covered = set(OTHER.get(name, {})) | {**READ_AS_THEY_ARE, "gateway": READ_BY_THE_GATEWAY}.get(name, set())
         assert covered == {f.name for f in fields(section)}, name
 
 

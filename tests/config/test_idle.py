@@ -315,6 +315,36 @@ CONFIGS: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
         "observe.max_bytes does nothing without a file: observe.decisions, observe.records or observe.steps",
         {"observe": {"max_bytes": "1MiB", "steps": "steps.jsonl"}},
     ),
+    (
+        {"gateway": {"remembered_tokens": 9, "route": "random"}},
+        "gateway.remembered_tokens does nothing with this gateway.route, which does not look at prefixes",
+        {"gateway": {"remembered_tokens": 9, "route": "joint"}},
+    ),
+    (
+        {"gateway": {"pools": {"classes": {"batch": "bulk"}}}},
+        'gateway.pools.classes does nothing with gateway.pools.mode = "shared"',
+        {"gateway": {"pools": {"classes": {"batch": "bulk"}, "mode": "isolated"}}},
+    ),
+    (
+        {"gateway": {"pools": {"mode": "borrow"}}},
+        "gateway.pools.mode does nothing without gateway.pools.classes",
+        {"gateway": {"pools": {"classes": {"batch": "bulk"}, "mode": "borrow"}}},
+    ),
+    (
+        {"gateway": {"pools": {"classes": {"batch": "bulk"}, "mode": "isolated", "borrow": 0.2}}},
+        'gateway.pools.borrow does nothing without gateway.pools.mode = "borrow"',
+        {"gateway": {"pools": {"classes": {"batch": "bulk"}, "mode": "borrow", "borrow": 0.2}}},
+    ),
+    (
+        {"gateway": {"fair": False, "weights": {"acme": 2.0}}},
+        "gateway.weights does nothing without gateway.fair = true",
+        {"gateway": {"weights": {"acme": 2.0}}},
+    ),
+    (
+        {"gateway": {"fair": True}, "scheduler": {"policy": "vtc"}},
+        "gateway.fair does nothing with a scheduler.policy that shares among tenants by itself",
+        {"gateway": {"fair": False}, "scheduler": {"policy": "vtc"}},
+    ),
 ]
 
 

@@ -59,6 +59,17 @@ def test_class_and_priority(served: Served, body: dict[str, Any], slo_class: str
     assert (told["class"], told["priority"]) == (slo_class, priority)
 
 
+def test_a_header_names_the_class_before_the_body_and_within_what_the_key_may_claim(
+    served: Served, guarded: Served
+) -> None:
+    body = {"metadata": {"slo_class": "offline"}, "service_tier": "flex"}
+    assert placed(served, body | {"service_tier": None}, {"x-slo-class": "nightly"})["class"] == "nightly"
+    unknown = served.http.post("/v1/completions", json={"prompt": "x"}, headers={"x-slo-class": "vip"})
+    assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "x-slo-class")
+    key = {"authorization": "Bearer sk-late", "x-slo-class": "interactive"}
+    assert guarded.http.post("/v1/completions", json={"prompt": "x"}, headers=key).status_code == 403
+
+
 @pytest.mark.parametrize(
     ("body", "headers", "tenant"),
     [({}, {}, "default"), ({"user": "ann"}, {}, "ann"), ({"user": "ann"}, {"x-tenant": "acme"}, "acme")],

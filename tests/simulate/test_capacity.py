@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from math import inf
+from random import Random
 from typing import Any, cast
 
 import pytest
@@ -209,7 +210,7 @@ def test_attempts_are_told() -> None:
 
 def test_engines_that_a_load_needs() -> None:
     load = load_workload(CHAT)
-    fleet = FleetSetup((("", 2),), lambda token_s, kv: build_route("joint", token_s=token_s, remembered=kv), "joint")
+    fleet = FleetSetup((("", 2),), lambda: build_route("joint", random=Random(0)), "joint")
     joint = case(fleet=fleet)
     one = largest_load(joint.with_engines(1), load).value
     two = largest_load(joint.with_engines(2), load).value
@@ -221,5 +222,5 @@ def test_engines_that_a_load_needs() -> None:
 
 def test_no_number_of_engines_helps_against_a_promise_that_no_engine_keeps() -> None:
     never = {"interactive": SloClass("interactive", Slo(ttft=1e-6))}
-    fleet = FleetSetup((("", 2),), lambda token_s, kv: build_route("joint", token_s=token_s, remembered=kv), "joint")
+    fleet = FleetSetup((("", 2),), lambda: build_route("joint", random=Random(0)), "joint")
     assert smallest_fleet(case(fleet=fleet, classes=never), load_workload(CHAT)).value == inf

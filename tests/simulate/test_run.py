@@ -40,8 +40,8 @@ def setup(policy: str = "fcfs", **limits: Any) -> EngineSetup:
 
 
 def fleet(route: str, engines: int | Sequence[tuple[str, int]] = 4, **given: Any) -> FleetSetup:
-    def build(token_s: float, kv_tokens: int) -> Route:
-        return build_route(route, token_s=token_s, remembered=kv_tokens, **given)
+    def build() -> Route:
+        return build_route(route, random=Random(0), **given)
 
     return FleetSetup([("", engines)] if isinstance(engines, int) else engines, build, route)
 
@@ -156,7 +156,7 @@ def test_pools_keep_classes_on_their_engines() -> None:
     apart = run(load, fleet=fleet("least-loaded", engines=pools, pools=Pools(of_class)))
     assert {r.replica for r in apart if r.slo_class == "interactive"} == {"0"}
     assert {r.replica for r in apart if r.slo_class == "batch"} == {"1", "2"}
-    borrowed = run(load, fleet=fleet("least-loaded", engines=pools, pools=Pools(of_class, borrow=3)))
+    borrowed = run(load, fleet=fleet("least-loaded", engines=pools, pools=Pools(of_class, borrow=0.1)))
     assert {r.replica for r in borrowed if r.slo_class == "interactive"} > {"0"}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Protocol
@@ -13,6 +13,7 @@ from tidegate.config import ApiKey, Config
 from tidegate.core.slo import Slo, SloClass
 
 DEFAULT_TENANT = "default"
+CLASS_HEADER = "x-slo-class"
 _AUTO = ("auto", "default")
 _MAX_TENANT = 256
 _SLO_HEADERS = {"x-slo-ttft-ms": "ttft", "x-slo-tpot-ms": "tpot", "x-slo-e2e-ms": "e2e"}
@@ -46,14 +47,15 @@ class Identities:
     """Turns headers and body into a `Claim`, and refuses claims that the key does not cover.
 
     With API keys configured nobody promotes himself: class and priority must be within what the key may
-    claim, a key bound to classes may only loosen their promises, and the tenant is the key's.
+    claim, a key bound to classes may only loosen their promises, and the tenant is the key's. `keys` are those of the
+    front that asks.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, keys: Sequence[ApiKey]) -> None:
         self._classes = config.slo_classes
         self._default = config.server.default_class
         self._tiers = config.server.service_tiers
-        self._keys = config.server.api_keys
+        self._keys = keys
 
     def key_of(self, headers: Mapping[str, str]) -> ApiKey | None:
         """The API key of a request; None where none are configured. 401 if it is missing or unknown."""
@@ -73,7 +75,7 @@ class Identities:
 
     def claim(self, body: Asking, headers: Mapping[str, str], key: ApiKey | None) -> Claim:
         """The request's place. 400 for unknown names, 403 for what the key may not claim."""
-        slo_class = self._class(body, key)
+        slo_class = self._class(body, headers, key)
         priority = slo_class.priority if body.priority is None else body.priority
         if key is not None:
             self._check_allowed(slo_class, priority, key)
@@ -89,15 +91,21 @@ class Identities:
             service_tier="default" if tier == "auto" else tier,
         )
 
-    def _class(self, body: Asking, key: ApiKey | None) -> SloClass:
-        named = body.metadata.get("slo_class")
+    def _class(self, body: Asking, headers: Mapping[str, str], key: ApiKey | None) -> SloClass:
+        """As the header says, which is what a gateway sets; else as the body does."""
+        by_header = headers.get(CLASS_HEADER)
+        where, named = "metadata.slo_class", body.metadata.get("slo_class")
+        if by_header is not None:
+            where, named = CLASS_HEADER, by_header
         if named is not None and named not in self._classes:
             raise ApiError(
                 400,
-                f"unknown class {named!r}; known classes are {', '.join(self._classes)}",
-                param="metadata.slo_class",
+                f"unknown class {named[:100]!r}; known classes are {', '.join(self._classes)}",
+                param=where,
                 code="unknown_class",
             )
+        if by_header is not None:
+            return self._classes[by_header]
         by_tier = self._class_of_tier(body.service_tier)
         if named is not None and by_tier is not None and named != by_tier:
             raise ApiError(

@@ -1,1 +1,1 @@
-"""The command line. Reads files and the environment; nobody imports it."""
+"""The command line. Reads files and the environment."""

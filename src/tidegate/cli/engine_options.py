@@ -46,7 +46,7 @@ Replicas = Annotated[int | None, typer.Option(min=1, help="Engines, each as desc
 RouteName = Annotated[
     str | None, typer.Option("--route", help=f"Who gets a request: {', '.join(ROUTES)}. joint without.")
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of what the workload decides by lot, and of --route random.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of what the workload and the route decide by lot.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Configuration: policy parameters, classes, limits.")]
 
 
@@ -55,7 +55,7 @@ class Engines(NamedTuple):
 
     replicas: int | None
     pools: tuple[str, ...]
-    borrow: int | None
+    borrow: float | None
     route: str | None
     seed: int
 
@@ -121,6 +121,8 @@ def engine_setup(settings: Config, cost: StepCost) -> EngineSetup:
 
 def fleet_setup(engines: Engines, settings: Config) -> FleetSetup:
     """Pools and route. Raises InputError for options that contradict each other, or would do nothing."""
+    from random import Random
+
     from tidegate.errors import InputError
     from tidegate.routing.pools import Pools
     from tidegate.routing.route import build_route
@@ -136,12 +138,13 @@ def fleet_setup(engines: Engines, settings: Config) -> FleetSetup:
         raise InputError("--route does nothing with one engine; set --replicas")
     if count == 1:
         return FleetSetup()
-    name, seed, rules = engines.route or "joint", engines.seed, Pools(of_class, engines.borrow)
+    promises = {name: c.slo for name, c in settings.slo_classes.items()}
+    name, seed, rules = engines.route or "joint", engines.seed, Pools(of_class, engines.borrow, promises)
 
-    def build(token_s: float, kv_tokens: int) -> Route:
-        return build_route(name, token_s=token_s, seed=seed, pools=rules, remembered=kv_tokens)
+    def build() -> Route:
+        return build_route(name, random=Random(seed), pools=rules)
 
-    build(1.0, 1)  # so that a bad name is told now
+    build()  # so that a bad name is told now
     return FleetSetup(pools, build, name)
 
 

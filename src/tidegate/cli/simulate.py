@@ -134,8 +134,8 @@ def simulate(
         typer.Option(metavar="N:CLASS,...", help="N engines for these classes alone; repeat it instead of --replicas."),
     ] = None,
     borrow: Annotated[
-        int | None,
-        typer.Option(min=1, help="Use engines of other pools with at least so many outstanding requests fewer."),
+        float | None,
+        typer.Option(min=0.01, max=1, help="Use another pool once waiting took this part of the promised TTFT."),
     ] = None,
     route: RouteName = None,
     seed: Seed = 0,

@@ -4,18 +4,28 @@ Whatever a file says that no option reads is an error that names the nearest one
 that would do nothing beside the others.
 
 options.py    the options, section by section
+gateway.py    those of `[gateway]`
+values.py     what an option may hold
 resolve.py    a file, validated and filled in; and back to TOML
 idle.py       options that do nothing because of others
 sentences.py  mistakes in one sentence
 """
 
+from tidegate.config.gateway import (
+    DeadlineConfig,
+    DiscoveryConfig,
+    GatewayConfig,
+    GatewayKey,
+    PoolsConfig,
+    RateConfig,
+    ReplicaConfig,
+)
 from tidegate.config.idle import idle
 from tidegate.config.options import (
     DOOR,
     PER_ENGINE,
     SAID_ELSEWHERE,
     AgingConfig,
-    ApiKey,
     ClassConfig,
     Config,
     ModelConfig,
@@ -26,6 +36,7 @@ from tidegate.config.options import (
     VllmConfig,
 )
 from tidegate.config.resolve import load_config, load_configs, refuse_written, resolve, resolve_each, to_toml
+from tidegate.config.values import ApiKey
 
 __all__ = [
     "DOOR",
@@ -35,9 +46,16 @@ __all__ = [
     "ApiKey",
     "ClassConfig",
     "Config",
+    "DeadlineConfig",
+    "DiscoveryConfig",
+    "GatewayConfig",
+    "GatewayKey",
     "ModelConfig",
     "ObserveConfig",
+    "PoolsConfig",
     "PredictorConfig",
+    "RateConfig",
+    "ReplicaConfig",
     "SchedulerConfig",
     "ServerConfig",
     "VllmConfig",

@@ -26,7 +26,7 @@ from tidegate.core.policies.fairness import FairShare, LeastServed
 from tidegate.core.policies.feedback import FeedbackQueue
 from tidegate.core.policies.orders import Aged, Fcfs, Priority, ShortestJob
 from tidegate.core.policies.restores import Recompute
-from tidegate.core.policy import Order, Policy
+from tidegate.core.policy import Grouping, Order, Policy
 from tidegate.custom import find_policy
 
 T = TypeVar("T")
@@ -36,6 +36,9 @@ WITHOUT_CLASSES = (Fcfs, ShortestJob, PrefixShare, LongestPrefix, LeastServed, F
 
 WITHOUT_SCORE = (Fcfs, Priority, FeedbackQueue)
 """Orders in which, within a class, only the arrival decides."""
+
+WITHOUT_PREFIXES = ("random", "round-robin", "least-loaded")
+"""Routes to which all prefixes are alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +258,28 @@ SECTIONS: tuple[Row[Config], ...] = (
         ("observe.max_bytes",),
         lambda c: not (c.observe.decisions or c.observe.records or c.observe.steps),
         "without a file: observe.decisions, observe.records or observe.steps",
+    ),
+    Row(
+        ("gateway.remembered_tokens",),
+        lambda c: c.gateway.route in WITHOUT_PREFIXES,
+        "with this gateway.route, which does not look at prefixes",
+    ),
+    Row(("gateway.pools.classes",), lambda c: c.gateway.pools.mode == "shared", 'with gateway.pools.mode = "shared"'),
+    Row(
+        ("gateway.pools.mode",),
+        lambda c: c.gateway.pools.mode != "shared" and not c.gateway.pools.classes,
+        "without gateway.pools.classes",
+    ),
+    Row(
+        ("gateway.pools.borrow",),
+        lambda c: c.gateway.pools.mode != "borrow",
+        'without gateway.pools.mode = "borrow"',
+    ),
+    Row(("gateway.weights",), lambda c: not c.gateway.fair, "without gateway.fair = true"),
+    Row(
+        ("gateway.fair", "gateway.weights"),
+        lambda c: c.gateway.fair and isinstance(c.build_policy().order, Grouping),
+        "with a scheduler.policy that shares among tenants by itself",
     ),
 )
 

@@ -8,8 +8,24 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Strict
+from pydantic import BeforeValidator, Field, Strict
 
+from tidegate.config.gateway import GatewayConfig
+from tidegate.config.values import (
+    SECTION,
+    ApiKey,
+    Count,
+    Limit,
+    Name,
+    Promise,
+    Seconds,
+    Share,
+    Size,
+    Steps,
+    Switch,
+    Whole,
+    bare_keys,
+)
 from tidegate.core.limits import Limits
 from tidegate.core.policies.doors import ClassLimit, QueueLimit
 from tidegate.core.policy import Admit, Policy
@@ -19,55 +35,9 @@ from tidegate.core.slo import DEFAULT_CLASS, DEFAULT_CLASSES, Slo, SloClass
 from tidegate.custom import find_policy
 from tidegate.errors import ConfigError
 
-SECTION = ConfigDict(extra="forbid")
-
-# TOML knows its types, so nothing is converted: "64" is no number and 1 is no truth value.
-Switch = Annotated[bool, Strict()]
-Whole = Annotated[int, Strict()]
-Steps = Annotated[int, Strict(), Field(ge=0)]
-Count = Annotated[int, Strict(), Field(ge=1)]
-Share = Annotated[float, Strict(), Field(ge=0, lt=1)]
-Seconds = Annotated[float, Strict(), Field(gt=0, allow_inf_nan=False)]
-Name = Annotated[str, Field(min_length=1)]
-
 MEDIAN = 0.5
 
 DEFAULT_TIERS: Mapping[str, str] = MappingProxyType({"flex": "batch", "priority": "interactive"})
-
-_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-
-
-def _bytes(value: Any) -> Any:
-    """ "1.5GiB" as a number of bytes."""
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)\s*", value)
-    if match is None:
-        raise ValueError(f"must be a number of bytes or a size such as '512MiB' or '1.5GiB', not {value!r}")
-    return int(float(match[1]) * _UNITS[match[2]])
-
-
-def _no_promise(value: Any) -> Any:
-    """ "none" takes a promise back that a class has by default."""
-    return None if value == "none" else value
-
-
-def _sendable(key: str) -> str:
-    if re.fullmatch(r"[!-~]+", key) is None:
-        raise ValueError("must be visible ASCII characters without spaces: no header can carry another key")
-    return key
-
-
-def _some_class(classes: tuple[str, ...]) -> tuple[str, ...]:
-    if not classes:
-        raise ValueError("must name a class: a key without any can ask for nothing; leave it out for all classes")
-    return classes
-
-
-Size = Annotated[Count, BeforeValidator(_bytes)]
-Promise = Annotated[Seconds | None, BeforeValidator(_no_promise)]
-Limit = Annotated[Count | None, BeforeValidator(_no_promise)]
-
 
 PER_ENGINE = (
     "num_blocks", "max_model_len", "host_blocks", "disk_blocks", "draft_tokens", "max_resources", "resource_patience",
@@ -168,28 +138,8 @@ class ClassConfig:
     max_waiting_tokens: Limit = None
 
 
-@dataclass(frozen=True, slots=True)
-class ApiKey:
-    """`[[server.api_keys]]`: a key, whose it is, and what it may claim.
-
-    tenant:  requests with this key are this tenant's, whatever they say; None leaves it to them
-    classes: classes it may claim; None is all
-    """
-
-    __pydantic_config__ = SECTION
-
-    key: Annotated[str, AfterValidator(_sendable)]
-    tenant: Name | None = None
-    classes: Annotated[tuple[Name, ...], AfterValidator(_some_class)] | None = None
-
-
 def _over_default_tiers(value: Any) -> Any:
     return {**DEFAULT_TIERS, **value} if isinstance(value, dict) else value
-
-
-def _api_keys(value: Any) -> Any:
-    """A bare string is a key without bounds."""
-    return tuple({"key": k} if isinstance(k, str) else k for k in value) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +159,7 @@ class ServerConfig:
 
     host: Name = "127.0.0.1"
     port: Annotated[int, Strict(), Field(ge=0, le=65535)] = 8000
-    api_keys: Annotated[tuple[ApiKey, ...], BeforeValidator(_api_keys)] = ()
+    api_keys: Annotated[tuple[ApiKey, ...], BeforeValidator(bare_keys)] = ()
     max_body_bytes: Size = 4 * 2**20
     drain_seconds: Seconds = 30.0
     tenant_labels: Count = 20
@@ -313,6 +263,7 @@ class Config:
     predictor: PredictorConfig = PredictorConfig()
     observe: ObserveConfig = ObserveConfig()
     vllm: VllmConfig = VllmConfig()
+    gateway: GatewayConfig = field(default_factory=GatewayConfig)
 
     @property
     def slo_classes(self) -> dict[str, SloClass]:

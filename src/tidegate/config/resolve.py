@@ -15,16 +15,17 @@ from typing import Any
 import tomli_w
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from tidegate.config.gateway import GatewayConfig
 from tidegate.config.idle import idle
 from tidegate.config.options import (
     SAID_ELSEWHERE,
     Config,
-    Count,
     ObserveConfig,
     SchedulerConfig,
     default_classes,
 )
 from tidegate.config.sentences import nearest, sentence
+from tidegate.config.values import ApiKey, Count
 from tidegate.core.policy import Policy
 from tidegate.core.presets import DEFAULT_POLICY, PRESETS, Preset, parameters
 from tidegate.custom import find_policy, is_own
@@ -203,12 +204,13 @@ def _refused_if_idle(raw: Mapping[str, Any], configs: list[Config]) -> list[Conf
 
 
 def _written(raw: Mapping[str, Any]) -> Iterator[str]:
-    """The dotted place of every option of `raw` that a row could be about."""
+    """The dotted place of every option of `raw` that a row could be about, and of every table among a section's."""
     for section, options in raw.items():
-        if section in ("policy", "classes"):
-            yield from (f"{section}.{name}.{option}" for name, said in options.items() for option in said)
-        else:
-            yield from (f"{section}.{option}" for option in options)
+        for name, said in options.items():
+            if isinstance(said, Mapping):
+                yield from (f"{section}.{name}.{option}" for option in said)
+            if section not in ("policy", "classes"):
+                yield f"{section}.{name}"
 
 
 # What contradicts itself
@@ -222,14 +224,40 @@ def _check_references(config: Config) -> None:
     named: dict[str, tuple[str, ...]] = {"server.default_class": (config.server.default_class,)}
     named |= {f"server.service_tiers.{tier}": (name,) for tier, name in config.server.service_tiers.items()}
     named |= {f"server.api_keys.{i}.classes": k.classes or () for i, k in enumerate(config.server.api_keys)}
+    for section in ("rates", "deadlines", "pools.classes"):
+        told = config.gateway.pools.classes if section == "pools.classes" else getattr(config.gateway, section)
+        named |= {f"gateway.{section}": tuple(told)}
+    named |= {f"gateway.api_keys.{i}.classes": k.classes or () for i, k in enumerate(config.gateway.api_keys)}
     for where, names in named.items():
         for name in names:
             if name not in config.classes:
                 raise ConfigError(f"{where}: unknown class {name!r}{nearest(name, config.classes)}")
     _check_files(config.observe)
-    keys = [k.key for k in config.server.api_keys]
-    if len(set(keys)) < len(keys):
-        raise ConfigError("server.api_keys: the same key stands there twice")
+    _check_keys("server", config.server.api_keys)
+    _check_keys("gateway", config.gateway.api_keys)
+    _check_replicas(config.gateway)
+
+
+def _check_keys(section: str, keys: Iterable[ApiKey]) -> None:
+    """A key stands for one thing."""
+    secrets = [k.key for k in keys]
+    if len(set(secrets)) < len(secrets):
+        raise ConfigError(f"{section}.api_keys: the same key stands there twice")
+
+
+def _check_replicas(gateway: GatewayConfig) -> None:
+    """Every engine stands there once, and where all are known, every pool has one."""
+    for option in ("name", "url"):
+        values = [getattr(replica, option) for replica in gateway.replicas if getattr(replica, option) is not None]
+        twice = next((value for value in values if values.count(value) > 1), None)
+        if twice is not None:
+            raise ConfigError(f"gateway.replicas: {twice!r} stands there twice as {option}")
+    pools = {replica.pool: None for replica in gateway.replicas if replica.pool}
+    for name, pool in gateway.pools.classes.items():
+        if gateway.replicas and not gateway.discovery and pool not in pools:
+            raise ConfigError(
+                f"gateway.pools.classes.{name}: no replica is of pool {pool!r}{nearest(pool, pools) if pools else ''}"
+            )
 
 
 def _check_files(observe: ObserveConfig) -> None:

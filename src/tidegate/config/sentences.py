@@ -13,8 +13,12 @@ from tidegate.config.options import Config
 
 
 def sentence(error: ValidationError) -> str:
-    """The first of pydantic's complaints, as one sentence with the option's dotted path."""
-    first = error.errors()[0]
+    """The first of pydantic's complaints, as one sentence with the option's dotted path.
+
+    A name that is none comes first: it is often that of one that is missing, misspelt.
+    """
+    complaints = error.errors()
+    first = next((c for c in complaints if c["type"] == "unexpected_keyword_argument"), complaints[0])
     path = tuple(part for part in first["loc"] if not (isinstance(part, str) and part.startswith("function-")))
     dotted = ".".join(map(str, path))
     if first["type"] == "unexpected_keyword_argument":

@@ -12,6 +12,7 @@ import heapq
 from bisect import insort
 from collections.abc import Callable
 from itertools import chain, zip_longest
+from math import inf
 
 from tidegate.core.policy import Grouping, Key, PolicyContext
 from tidegate.core.queue import WaitingQueue
@@ -44,11 +45,9 @@ class GroupedQueue(WaitingQueue):
             if queue is None:
                 queue = self._begin(group)
             queue.add(r)
-            key = self._stand(r, group)
-            self._live[r] = (key.tier, key.score, r.seq, r.version, r)
+            self._note(r, group)
             if queue.peek() is r:
-                heapq.heappush(self._heads, (key.score, r.seq, group))
-                self._compact()
+                self._stand_first(r, group)
         self._changed()
 
     def remove(self, r: Request) -> None:
@@ -66,8 +65,21 @@ class GroupedQueue(WaitingQueue):
             if not len(queue):
                 del self._groups[group]
                 self._grouping.leave(group, self._ctx)
-                self._compact()
+            self._compact()
         self._changed()
+
+    def rekey(self, r: Request) -> None:
+        if r.preemptions:
+            super().rekey(r)
+        else:  # its group waits all the while
+            group = self._grouping.group(r)
+            queue = self._groups[group]
+            queue.rekey(r)
+            self._note(r, group)
+            head = queue.peek()
+            assert head is not None
+            self._stand_first(head, group)
+            self._changed()
 
     def peek(self) -> Request | None:
         if self._returning:
@@ -121,6 +133,7 @@ class GroupedQueue(WaitingQueue):
 
     def _compact(self) -> None:
         """Drop entries of groups that are gone or came anew, before they outnumber the groups."""
+        super()._compact()
         if len(self._heads) > 2 * len(self._groups) + 64:
             score = self._grouping.group_score
             heads = [(score(group, self._ctx), queue.peek(), group) for group, queue in self._groups.items()]
@@ -134,6 +147,19 @@ class GroupedQueue(WaitingQueue):
         self._grouping.enter(group, least, self._ctx)
         queue = self._groups[group] = WaitingQueue(self._order, self.window)
         return queue
+
+    def _note(self, r: Request, group: str) -> None:
+        """`r` has got its place in its group's queue, and a key."""
+        assert r.key is not None
+        if r.key.until != inf:
+            heapq.heappush(self._due, (r.key.until, r.seq, r.version, r))
+        key = self._stand(r, group)
+        self._live[r] = (key.tier, key.score, r.seq, r.version, r)
+
+    def _stand_first(self, head: Request, group: str) -> None:
+        """`head` comes first in its group from now on."""
+        heapq.heappush(self._heads, (self._stand(head, group).score, head.seq, group))
+        self._compact()
 
     def _stand(self, r: Request, group: str) -> Key:
         """Give `r` the key of its group as it is now."""

@@ -32,7 +32,7 @@ class Account:
         self.decoding: dict[Clock, int] = {}
         self.joined = 0
         self.seated = 0
-        self.waits = False
+        self.waits = 0  # queues that it waits in
 
     @property
     def outputs(self) -> int:
@@ -67,16 +67,16 @@ class Service:
     # Who waits, told by the order
 
     def enter(self, tenant: str) -> Account:
-        """`tenant` begins to wait."""
+        """`tenant` begins to wait in a queue."""
         account = self.account(tenant)
-        account.waits = True
+        account.waits += 1
         self._idle.pop(tenant, None)
         return account
 
     def leave(self, tenant: str) -> None:
-        """`tenant` waits no more."""
+        """`tenant` waits no more in that queue."""
         account = self.account(tenant)
-        account.waits = False
+        account.waits -= 1
         self.last = tenant
         self._rest(tenant, account)
 
@@ -101,9 +101,9 @@ class Service:
         account.seated += 1
         self._idle.pop(tenant, None)
 
-    def emit(self, tenant: str) -> None:
-        """A chunk that ends a prompt emits one output."""
-        self.account(tenant).settled += 1
+    def emit(self, tenant: str, outputs: int = 1) -> None:
+        """A chunk that ends a prompt emits one output; a host that sees outputs only at their end tells them all."""
+        self.account(tenant).settled += outputs
 
     def join(self, tenant: str, decodes: Clock) -> None:
         """A request of `tenant` decodes with every advance of `decodes` from now on."""

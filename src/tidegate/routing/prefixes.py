@@ -34,8 +34,11 @@ class PrefixMemory:
                 found[name] = depth
         return found
 
-    def sent(self, replica: str, blocks: Sequence[int], block_tokens: int = 1) -> None:
-        """A prompt of these blocks, of `block_tokens` tokens each, goes to `replica`."""
+    def sent(self, replica: str, blocks: Sequence[int], block_tokens: float = 1, tokens: int | None = None) -> None:
+        """A prompt of these blocks, of `block_tokens` tokens each, goes to `replica`, which holds `tokens` in all.
+
+        None where nobody knows that; the bound is meant for those.
+        """
         held = self._held.setdefault(replica, OrderedDict())
         for block in reversed(blocks):  # so that the first block is the last to be forgotten
             if block in held:
@@ -43,7 +46,8 @@ class PrefixMemory:
             else:
                 held[block] = None
                 self._holders.setdefault(block, set()).add(replica)
-        while len(held) * block_tokens > self._bound:
+        bound = self._bound if tokens is None else tokens
+        while len(held) * block_tokens > bound:
             self._drop(replica, held.popitem(last=False)[0])
 
     def forget(self, replica: str) -> None:

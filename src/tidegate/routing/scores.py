@@ -1,46 +1,61 @@
-"""Scores: what it would cost to send a request to an engine. Lower is better."""
+"""Scores: what it would cost to send a request to each of several engines. Lower is better."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from hashlib import blake2b
+from math import ceil
+from typing import ClassVar, Protocol
 
 from tidegate.routing.view import ReplicaView, RouteView
+from tidegate.routing.waits import excess, tokens_ahead
 
 
 class Score(Protocol):
-    """The cost of one candidate; `cached_tokens` of the request's prompt are believed to be there."""
+    """The cost of each candidate, as parts that add up to it.
+
+    names:          of the parts
+    wants_prefixes: whether `cached`, the tokens of the prompt that each is believed to hold, is looked at
+    """
 
     @property
-    def wants_prefixes(self) -> bool:
-        """Whether `cached_tokens` is looked at."""
-        ...
+    def names(self) -> tuple[str, ...]: ...
 
-    def cost(self, r: RouteView, replica: ReplicaView, cached_tokens: int) -> float: ...
+    @property
+    def wants_prefixes(self) -> bool: ...
+
+    def parts(
+        self, r: RouteView, replicas: Sequence[ReplicaView], cached: Mapping[str, int], now: float
+    ) -> Sequence[tuple[float, ...]]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Equal:
     """Everybody is as good as everybody else: for those that pick blindly."""
 
-    @property
-    def wants_prefixes(self) -> bool:
-        return False
+    names: ClassVar[tuple[str, ...]] = ()
+    wants_prefixes: ClassVar[bool] = False
 
-    def cost(self, r: RouteView, replica: ReplicaView, cached_tokens: int) -> float:
-        return 0.0
+    def parts(
+        self, r: RouteView, replicas: Sequence[ReplicaView], cached: Mapping[str, int], now: float
+    ) -> Sequence[tuple[float, ...]]:
+        return [()] * len(replicas)
 
 
 @dataclass(frozen=True, slots=True)
 class Outstanding:
-    """Requests that have not ended: join the shortest queue. Blind to their sizes and to what is cached."""
+    """Requests that have not ended: join the shortest queue. A recent failure counts as one, so that who fails fast
+    does not look idle. Blind to the sizes of requests and to what is cached.
+    """
 
-    @property
-    def wants_prefixes(self) -> bool:
-        return False
+    names: ClassVar[tuple[str, ...]] = ("outstanding", "failures")
+    wants_prefixes: ClassVar[bool] = False
 
-    def cost(self, r: RouteView, replica: ReplicaView, cached_tokens: int) -> float:
-        return replica.outstanding
+    def parts(
+        self, r: RouteView, replicas: Sequence[ReplicaView], cached: Mapping[str, int], now: float
+    ) -> Sequence[tuple[float, ...]]:
+        return [(c.outstanding + others(c, now), c.health.recent_failures(now)) for c in replicas]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,41 +69,91 @@ class Affinity:
 
     least: float = 0.5
 
-    @property
-    def wants_prefixes(self) -> bool:
-        return True
+    names: ClassVar[tuple[str, ...]] = ("uncached",)
+    wants_prefixes: ClassVar[bool] = True
 
-    def cost(self, r: RouteView, replica: ReplicaView, cached_tokens: int) -> float:
-        share = cached_tokens / r.prompt_tokens
-        return 1.0 - share if share >= self.least else 1.0
+    def parts(
+        self, r: RouteView, replicas: Sequence[ReplicaView], cached: Mapping[str, int], now: float
+    ) -> Sequence[tuple[float, ...]]:
+        shares = [cached.get(c.name, 0) / max(r.prompt_tokens, 1) for c in replicas]
+        return [(1.0 - share if share >= self.least else 1.0,) for share in shares]
 
 
 @dataclass(frozen=True, slots=True)
-class FirstToken:
-    """Predicted seconds to the first token: the wait there, and the prefill of what is not cached there.
+class BoundedHash:
+    """Each key has an order of the engines; the first in it that is not full gets the request.
 
-        (pending tokens + prompt - cached) * token_s + service_s * (outstanding + 1 - seats) / seats
-                                        or that with KV tokens in place of seats, whichever is more, if above 0
-
-    The idea of weighing load and prefix in one unit, time, is the Conductor of Mooncake (Qin et al., FAST 2025,
-    algorithm 1: queue time + prefill time by instance, the least wins). The wait for a seat or for memory is ours: of
-    all that is held, the excess over what an engine holds must end first, which takes `service_s` for a whole turnover.
-
-    token_s: seconds that an engine computes for one prompt token. Bad at: engines of different speed, for which it
-    is the same, and outputs, which it does not foresee.
+    Full is who has `bound` times its equal share of what is outstanding, this request included (Mirrokni, Thorup,
+    Zadimoghaddam: Consistent Hashing with Bounded Loads, SODA 2018; 1.25 as recommended there). The order is that of
+    rendezvous hashing (Thaler and Ravishankar 1998), so an engine that comes or goes moves only its own keys, and any
+    two gateways agree. The key is what the client calls sticky, else the first block of the prompt, else the tenant.
+    Bad at: sizes of requests, which all count alike, and at keys that are popular beyond the bound.
     """
 
-    token_s: float
+    bound: float = 1.25
 
-    @property
-    def wants_prefixes(self) -> bool:
-        return True
+    names: ClassVar[tuple[str, ...]] = ("full", "place")
+    wants_prefixes: ClassVar[bool] = False
 
-    def cost(self, r: RouteView, replica: ReplicaView, cached_tokens: int) -> float:
-        excess = 0.0
-        if replica.seats is not None:
-            excess = max(excess, (replica.outstanding + 1 - replica.seats) / replica.seats)
-        if replica.kv_tokens is not None:
-            excess = max(excess, (replica.held_tokens + r.prompt_tokens) / replica.kv_tokens - 1.0)
-        to_compute = replica.pending_tokens + r.prompt_tokens - cached_tokens
-        return to_compute * self.token_s + replica.service_s * excess
+    def parts(
+        self, r: RouteView, replicas: Sequence[ReplicaView], cached: Mapping[str, int], now: float
+    ) -> Sequence[tuple[float, ...]]:
+        key = r.sticky or (str(r.blocks[0]) if r.blocks else r.tenant)
+        most = ceil(self.bound * (sum(c.outstanding for c in replicas) + 1) / len(replicas))
+        return [(float(c.outstanding >= most), _place(key, c.name)) for c in replicas]
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """Predicted seconds to the first token, and what the request costs those who are there.
+
+        base + token_s * (tokens waiting there + prompt - cached) + service_s * excess     its own first token
+        + stall_s * (prompt - cached) * requests decoding there * `share`                  the delay of their next ones
+        + penalty of recent failures
+
+    All coefficients are learned for each engine from what it did (`Speed`). Load and prefix are weighed in one unit,
+    time, as by the Conductor of Mooncake (Qin et al., FAST 2025, algorithm 1: queue time and prefill time of each
+    instance, the least wins); so affinity yields to load by itself, engine by engine. The wait for a seat or for memory
+    (`excess`) and the price of delaying others are ours.
+
+    share: what a second by which somebody's next token is late counts against one of a first token.
+    Bad at: orders other than arrival inside the engine, and outputs, which it does not foresee.
+    """
+
+    share: float = 0.1
+
+    names: ClassVar[tuple[str, ...]] = ("base", "queue", "seat", "prefill", "interference", "failures")
+    wants_prefixes: ClassVar[bool] = True
+
+    def parts(
+        self, r: RouteView, replicas: Sequence[ReplicaView], cached: Mapping[str, int], now: float
+    ) -> Sequence[tuple[float, ...]]:
+        prompt, share, held = r.prompt_tokens, self.share, cached.get
+        found = []
+        for c in replicas:
+            facts = c.fresh(now) if c.facts is not None else None
+            own, first, decoding = prompt - held(c.name, 0), c.speed.first, c.decoding
+            if facts is not None:
+                decoding += c.others - c.others_waiting
+            found.append(
+                (
+                    first.a,
+                    first.b * tokens_ahead(c, facts),
+                    c.service_s * excess(r, c, facts),
+                    first.b * own,
+                    share * c.speed.decode.b * own * decoding,
+                    c.health.penalty_s(now),
+                )
+            )
+        return found
+
+
+def others(c: ReplicaView, now: float) -> int:
+    """Requests of others than us at `c`, as far as it said so lately."""
+    return c.others if c.others and c.fresh(now) is not None else 0
+
+
+def _place(key: str, name: str) -> float:
+    """Between 0 and 1, the same in every process."""
+    digest = blake2b(f"{len(key)}:{key}{name}".encode(), digest_size=6).digest()
+    return int.from_bytes(digest, "big") / (1 << 48)

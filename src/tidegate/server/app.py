@@ -70,7 +70,7 @@ def create_app(service: Service, metrics: Metrics, config: Config) -> FastAPI:
     faults.install(app)
     app.add_middleware(BodyLimit, limit=config.server.max_body_bytes, stall=STALL_SECONDS)
     app.router.route_class = KeyFirst
-    app.state.identities = Identities(config)
+    app.state.identities = Identities(config, config.server.api_keys)
     _add_generation(app, service, app.state.identities)
     _add_scheduler(app, service.engine)
     _add_models(app, service)

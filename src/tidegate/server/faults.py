@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from math import ceil
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -12,25 +11,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from tidegate.api.errors import ApiError, ErrorBody
-from tidegate.core.request import FinishReason
+from tidegate.api.errors import ApiError, ErrorBody, refused
 from tidegate.errors import EngineDead, RequestRefused, TidegateError
 from tidegate.server.schema import UNSUPPORTED
 
 _TAGGED = "response_format"  # its form is named by its `type`
 _LONGEST_PATH = 200  # characters
-_REFUSALS = {"queue_full": 429, "deadline": 429, "draining": 503}
-
-# Ends that are no answers: the status, and what the client is told.
-_ENDS: dict[FinishReason, tuple[int, str]] = {
-    FinishReason.TIMEOUT: (504, "the request waited as long as it was allowed to (queue_ttl) and was not begun"),
-    FinishReason.DEPENDENCY_TIMEOUT: (
-        504,
-        "what the request waits for did not come in the time that it may wait",
-    ),
-    FinishReason.SHED: (503, "the request was given up: its deadline could not be met any more"),
-    FinishReason.DISPLACED: (503, "the queue is full, and a more urgent request took this one's place in it"),
-}
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -39,8 +25,7 @@ def as_api_error(error: Exception) -> ApiError:
         case ApiError():
             return error
         case RequestRefused(reason=reason, retry_after=retry):
-            headers = {} if retry is None else {"Retry-After": str(max(1, ceil(retry)))}
-            return ApiError(_REFUSALS.get(reason, 400), str(error), code=reason, headers=headers)
+            return refused(reason, str(error), retry)
         case EngineDead():
             return ApiError(503, str(error), code="engine_dead")
         case RequestValidationError():
@@ -48,12 +33,6 @@ def as_api_error(error: Exception) -> ApiError:
         case HTTPException():
             return _http(error)
     return ApiError(500, "the server made a mistake; its log says more", code="internal_error")
-
-
-def unserved(reason: FinishReason) -> ApiError:
-    """The answer to a request that was accepted and ended without one."""
-    status, message = _ENDS.get(reason, (503, f"the request was ended by the server: {reason.value}"))
-    return ApiError(status, message, code=reason.value)
 
 
 def _invalid(error: RequestValidationError) -> ApiError:

@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 from typing_extensions import TypedDict
 
+from tidegate.api.errors import unserved
 from tidegate.core.request import FinishReason
 from tidegate.engine.detokenize import TokenTable
 from tidegate.engine.output import Delta
 from tidegate.engine.sampling import TokenLogprobs
-from tidegate.server.faults import unserved
 
 _FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.LENGTH_KV: "length"}
 

@@ -58,9 +58,9 @@ class Fleet:
         if self._route is None:
             self.instances[0].add(r, now)
             return
-        chosen, cached = self._route.choose(view, self._views)
-        self._ledger.sent(view, chosen, cached)
-        self._of_name[chosen.name].add(r, now)
+        choice = self._route.choose(view, self._views, now)
+        self._ledger.sent(view, choice, now)
+        self._of_name[choice.replica.name].add(r, now)
 
     def _step_towards(self, arrival: float) -> bool:
         """Do the next thing that is due before `arrival`, and no more; False if there is none."""
@@ -84,5 +84,8 @@ class Fleet:
             if isinstance(event, Emitted):
                 for r in event.first:
                     self._ledger.first_token(r.id, event.now)
-            elif isinstance(event, Finished | Rejected):
+            elif isinstance(event, Finished):
+                self._ledger.tokens(event.request.id, event.now, event.request.emitted)
                 self._ledger.ended(event.request.id, event.now)
+            elif isinstance(event, Rejected):
+                self._ledger.ended(event.request.id, event.now, complete=False)

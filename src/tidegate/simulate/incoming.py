@@ -108,7 +108,7 @@ class Incoming:
             queue_ttl=slo_class.queue_ttl,
             oracle_tokens=outputs,
         )
-        return r, RouteView(name, w.slo_class, w.prompt_tokens, chains, w.hash_block_tokens)
+        return r, RouteView(name, w.slo_class, w.prompt_tokens, chains, w.hash_block_tokens, w.tenant)
 
 
 def chained(names: Iterable[int]) -> list[int]:

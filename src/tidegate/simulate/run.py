@@ -22,6 +22,7 @@ from tidegate.executors.sim.step_cost import StepCost
 from tidegate.executors.sim.step_time import CostTime
 from tidegate.observe.records import Record, Recorder
 from tidegate.routing.route import Route
+from tidegate.routing.speed import Speed
 from tidegate.routing.view import ReplicaView
 from tidegate.simulate.fleet import Fleet
 from tidegate.simulate.incoming import Incoming
@@ -32,7 +33,7 @@ from tidegate.simulate.workload import WorkloadRequest
 RecordSink: TypeAlias = Callable[[list[Record]], None]
 
 TYPICAL_CHUNK = 2048
-"""Tokens of the prefill step from which a route learns what a prompt token costs."""
+"""Tokens of the prefill step that says what a prompt token costs, as far as a route knows beforehand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +62,12 @@ class FleetSetup:
     """How many engines there are, and how requests come to them.
 
     pools: the name and the engines of each pool; one without a name where there is nothing to tell apart
-    route: builds the route, with the seconds of a prompt token and the KV tokens of an engine. None for one engine
+    route: builds the route. None for one engine
     route_name: what results call it
     """
 
     pools: Sequence[tuple[str, int]] = (("", 1),)
-    route: Callable[[float, int], Route] | None = None
+    route: Callable[[], Route] | None = None
     route_name: str | None = None
 
     @property
@@ -74,13 +75,16 @@ class FleetSetup:
         """How many there are in all."""
         return sum(engines for _, engines in self.pools)
 
-    def views(self, limits: Limits) -> list[ReplicaView]:
-        """What is known of each engine beforehand. Raises ConfigError for several engines without a route."""
+    def views(self, limits: Limits, token_s: float) -> list[ReplicaView]:
+        """What is known of each engine beforehand: what it holds, and what seconds a prompt token probably takes.
+
+        Raises ConfigError for several engines without a route.
+        """
         pools = [pool for pool, engines in self.pools for _ in range(engines)]
         if not pools or (len(pools) > 1 and self.route is None):
             raise ConfigError(f"{len(pools)} engines need a route")
-        seats, tokens = limits.max_num_seqs, limits.pool_tokens
-        return [ReplicaView(str(n), pool, seats, tokens) for n, pool in enumerate(pools)]
+        seats, tokens, typical = limits.max_num_seqs, limits.pool_tokens, Speed(token_s=token_s)
+        return [ReplicaView(str(n), pool, seats, tokens, Speed(typical)) for n, pool in enumerate(pools)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +137,8 @@ def simulate(
         return Instance(view.name, scheduler, executor, observers, watchers, on_step, stepping, ends, setup.depth)
 
     token_s = setup.cost.prefill_seconds(TYPICAL_CHUNK) / TYPICAL_CHUNK
-    route = None if fleet.route is None else fleet.route(token_s, setup.limits.pool_tokens)
-    engines = Fleet(fleet.views(setup.limits), route, build)
+    route = None if fleet.route is None else fleet.route()
+    engines = Fleet(fleet.views(setup.limits, token_s), route, build)
     engines.run(arriving, on_arrival)
     return Totals(arriving.taken, engines.steps, max(i.scheduler.ctx.now for i in engines.instances))
 

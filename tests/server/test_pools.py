@@ -1,4 +1,4 @@
-"""`tidegate serve` makes the executor with the host pools of the configuration."""
+"""Whoever serves an engine makes the executor with the host pools of the configuration."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tidegate.cli import serve
 from tidegate.config import resolve
 from tidegate.executors.torch import executor, model, weights
+from tidegate.server import assembly
 
 
 @pytest.mark.parametrize(
@@ -28,5 +28,5 @@ def test_host_pools_are_made_as_configured(
     monkeypatch.setattr(weights, "ensure_model", lambda name, cache: SimpleNamespace(path=Path(name), name=name))
     monkeypatch.setattr(model, "load_model", lambda path, **given: None)
     monkeypatch.setattr(executor, "TorchExecutor", lambda loaded, **given: given)
-    given: Any = serve._executor(resolve({"scheduler": options}))
+    given: Any = assembly.build_executor(resolve({"scheduler": options}), Path("cache"))
     assert {name: given[name] for name in made} == made

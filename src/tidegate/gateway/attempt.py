@@ -1,0 +1,251 @@
+"""One request at one replica: from sending it to how that ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from tidegate.api.errors import ApiError
+from tidegate.gateway.front import Reply
+from tidegate.gateway.http1 import Headers, end_to_end
+from tidegate.gateway.upstream import Unreachable, Upstream
+
+_ENGINES_ID = b"x-engine-request-id"
+_MAX_REFUSAL = 64 * 1024  # bytes of a refusal that are kept
+_TURNS_AWAY = frozenset({429, 503})
+_BROKEN = frozenset({502, 504})  # a proxy before the engine found nobody
+_TOLD_AT_ONCE = 8  # tokens: telling each alone would cost as much as passing it on
+_USAGE = re.compile(rb'"(prompt|completion)_tokens"\s*:\s*(\d{1,9})')
+_ERROR_EVENT = b'data: {"error"'
+
+
+class How(StrEnum):
+    """How a request ended."""
+
+    DONE = "done"
+    REJECTED = "rejected"
+    """The engine said that the request is wrong (4xx)."""
+    TURNED_AWAY = "turned_away"
+    """It has no room (429, 503)."""
+    ERROR = "error"
+    """It failed and said so (5xx, or an error in the stream)."""
+    UNREACHABLE = "unreachable"
+    RESET = "reset"
+    """The connection ended before anything of an answer."""
+    NO_FIRST_TOKEN = "no_first_token"  # noqa: S105 - no password
+    CUT = "cut"
+    STALLED = "stalled"
+    CLIENT_LEFT = "client_left"
+    REFUSED = "refused"
+    """The gateway did not send it."""
+
+
+@dataclass(slots=True)
+class Refusal:
+    """An answer of an engine that is passed on only if no other engine takes the request."""
+
+    status: int
+    headers: Headers
+    body: bytearray
+    retry_after: float | None
+
+    @property
+    def how(self) -> How:
+        return How.TURNED_AWAY if self.status == 429 or self.retry_after is not None else How.ERROR
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds for the first part of an answer, and for each further one."""
+
+    first: float
+    stall: float
+
+
+class Progress(Protocol):
+    """Who is told of tokens, some at a time. Times are seconds on the event loop's clock."""
+
+    def first_token(self, now: float) -> None: ...
+    def tokens(self, now: float, n: int) -> None: ...
+
+
+class Attempt:
+    """Passes an answer on as it comes, and notices every way in which it may end.
+
+    Nothing reaches the client before the first part of the body: until then another replica can take over.
+
+    how:     how it ended; None before
+    refusal: what the engine said where it turned the request away
+    usage:   tokens that the engine counted, by "prompt" and "completion"
+    """
+
+    def __init__(self, reply: Reply, progress: Progress, deadlines: Deadlines) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._reply = reply
+        self._progress = progress
+        self._deadlines = deadlines
+        self._ended: asyncio.Future[How] = self._loop.create_future()
+        self._head: tuple[int, Headers, int | None] = (0, (), None)
+        self._events = False
+        self._error_seen = False
+        self._untold = 0
+        self._tail = b""
+        self._last = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self.how: How | None = None
+        self.reason = ""
+        self.refusal: Refusal | None = None
+        self.usage: dict[str, int] = {}
+
+    @property
+    def status(self) -> int:
+        """The engine's, 0 before it said any."""
+        return self._head[0]
+
+    async def run(self, upstream: Upstream, head: bytes, body: bytes) -> How:
+        """Send the request and pass its answer on. Cancelling closes the connection at once."""
+        fresh = False
+        while True:
+            try:
+                self._connection = await upstream.connection(fresh=fresh)
+            except Unreachable as error:
+                return self._now(How.UNREACHABLE, str(error))
+            reused = self._connection.used
+            self._send(head, body)
+            try:
+                await self._ended
+            except asyncio.CancelledError:
+                if self.how is None and self._reply.started and self._reply.connected:
+                    self._break_off(How.CUT, "the gateway was shut down")
+                raise
+            finally:
+                self._stop()
+            if self.how is not How.RESET or not reused:
+                assert self.how is not None
+                return self.how
+            # It was closed for idleness while the request was on its way: no fault of anybody.
+            fresh, self.how, self._ended = True, None, self._loop.create_future()
+
+    def _send(self, head: bytes, body: bytes) -> None:
+        self._last = self._loop.time()
+        self._reply.on_pause, self._reply.on_resume = self._connection.pause, self._resume
+        self._timer = self._loop.call_later(self._deadlines.first, self._due)
+        self._connection.send(head, body, self)
+
+    # The receiver's side.
+
+    def head(self, status: int, headers: Headers, length: int | None) -> None:
+        kind = next((v for n, v in headers if n == b"content-type"), b"")
+        self._events = kind.startswith(b"text/event-stream")
+        # The answer carries the gateway's id; the engine's, which its own explanations ask for, goes by another name.
+        renamed = [(_ENGINES_ID if n == b"x-request-id" else n, v) for n, v in end_to_end(headers)]
+        self._head = (status, renamed, length)
+        if status in _TURNS_AWAY or status in _BROKEN:
+            self.refusal = Refusal(status, renamed, bytearray(), _retry_after(headers))
+
+    def data(self, data: bytes) -> None:
+        now = self._last = self._loop.time()
+        if self.refusal is not None:
+            self._keep_refusal(data)
+            return
+        if not self._reply.started:
+            self._reply.start(*self._head)
+            if self._events:
+                self._progress.first_token(now)
+        if self._events:
+            self._untold += data.count(b"data: ")
+            if self._untold >= _TOLD_AT_ONCE:
+                self._tell_tokens()
+            if _ERROR_EVENT in data:
+                self._error_seen = True
+        self._tail = data
+        self._reply.write(data)
+
+    def ended(self) -> None:
+        status = self._head[0]
+        if self.refusal is not None:
+            self._now(self.refusal.how, f"it answered {status}")
+            return
+        if not self._reply.started:
+            self._reply.start(status, self._head[1], 0)
+        else:
+            self.usage = {kind.decode(): int(n) for kind, n in _USAGE.findall(self._tail)}
+        self._reply.end()
+        if self._error_seen or status >= 500:
+            self._now(How.ERROR, "it told an error in the stream" if self._error_seen else f"it answered {status}")
+        else:
+            self._now(How.DONE if status < 400 else How.REJECTED)
+
+    def lost(self, reason: str) -> None:
+        if self.refusal is not None:
+            self._now(self.refusal.how, f"it answered {self.refusal.status}")
+        elif self._reply.started:
+            self._break_off(How.CUT, f"the connection to the engine was lost: {reason}")
+        else:
+            self._now(How.RESET, reason)
+
+    # What else may happen.
+
+    def _resume(self) -> None:
+        self._last = self._loop.time()  # while the client did not read, nothing could come
+        self._connection.resume()
+
+    def _due(self) -> None:
+        limit = self._deadlines.stall if self._reply.started else self._deadlines.first
+        left = self._last + limit - self._loop.time()
+        if self._reply.paused or left > 0:
+            self._timer = self._loop.call_later(max(left, 0.0) or limit, self._due)
+            return
+        self._connection.abort()
+        if self._reply.started:
+            self._break_off(How.STALLED, f"the engine sent nothing for {limit:g} s")
+        else:
+            self._now(How.NO_FIRST_TOKEN, f"nothing came within {limit:g} s")
+
+    def _keep_refusal(self, data: bytes) -> None:
+        assert self.refusal is not None
+        self.refusal.body += data
+        if len(self.refusal.body) > _MAX_REFUSAL:
+            self.refusal.body.clear()
+            self._connection.abort()
+            self._now(self.refusal.how, f"it answered {self.refusal.status}")
+
+    def _tell_tokens(self) -> None:
+        self._progress.tokens(self._last, self._untold)
+        self._untold = 0
+
+    def _break_off(self, how: How, reason: str) -> None:
+        """End an answer that has begun: with an error where it is a stream of events, else so that it shows."""
+        if self._events:
+            error = ApiError(502, f"the answer was broken off: {reason}", code=how.value)
+            separator = b"" if self._tail.endswith((b"\n\n", b"\r\n\r\n")) else b"\n\n"
+            self._reply.end(separator + b"data: " + json.dumps(error.body).encode() + b"\n\n")
+        else:
+            self._reply.break_off()
+        self._now(how, reason)
+
+    def _now(self, how: How, reason: str = "") -> How:
+        """It has ended so."""
+        if self._untold:
+            self._tell_tokens()
+        self.how, self.reason = how, reason
+        if not self._ended.done():
+            self._ended.set_result(how)
+        return how
+
+    def _stop(self) -> None:
+        self._reply.on_pause = self._reply.on_resume = None
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.how is None or self.how is How.CUT:
+            self._connection.abort()
+
+
+def _retry_after(headers: Headers) -> float | None:
+    """Seconds of a Retry-After; dates are not looked at."""
+    value = next((v for n, v in headers if n == b"retry-after"), b"")
+    return float(value) if value.isdigit() else None

@@ -1,0 +1,172 @@
+"""Which engines there are: a list in the configuration, the addresses behind a name, or a file that somebody writes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from tidegate.config import DiscoveryConfig, GatewayConfig, ReplicaConfig
+from tidegate.config.gateway import Kind, PassClass
+from tidegate.config.sentences import sentence
+from tidegate.errors import ConfigError
+
+MAX_REPLICAS = 1000
+"""Engines of one source; what is more is a mistake, or an attack on whoever answers for the name."""
+
+_log = logging.getLogger(__name__)
+_listed = TypeAdapter(tuple[ReplicaConfig, ...])
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An engine that there should be, as `ReplicaConfig` says it; `api_key` is what its environment variable held."""
+
+    name: str
+    url: str
+    pool: str = ""
+    seats: int | None = None
+    kv_tokens: int | None = None
+    kind: Kind = "auto"
+    pass_class: PassClass | None = None
+    kv_events: str | None = None
+    kv_replay: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+
+
+def wanted(said: ReplicaConfig, environ: Mapping[str, str]) -> Wanted:
+    """Raises ConfigError if the environment lacks its key."""
+    name = said.name or said.url.removeprefix("http://")
+    key = None
+    if said.api_key_env is not None:
+        key = environ.get(said.api_key_env)
+        if not key:
+            raise ConfigError(f"the engine {name} wants the key in {said.api_key_env}, which is not set")
+    return Wanted(
+        name,
+        said.url,
+        said.pool,
+        said.seats,
+        kind=said.kind,
+        pass_class=said.pass_class,
+        kv_events=said.kv_events,
+        kv_replay=said.kv_replay,
+        api_key=key,
+    )
+
+
+def listed(text: str, suffix: str) -> tuple[ReplicaConfig, ...]:
+    """The engines in a file's text; `suffix` is ".toml" or ".json". Raises ConfigError in one sentence."""
+    try:
+        whole = tomllib.loads(text) if suffix == ".toml" else json.loads(text)
+    except ValueError as e:
+        raise ConfigError(f"not {suffix.lstrip('.').upper()}: {e}") from e
+    if not isinstance(whole, dict) or set(whole) != {"replicas"}:
+        raise ConfigError('must hold "replicas", a list of engines, and nothing else')
+    try:
+        found = _listed.validate_python(whole["replicas"])
+    except ValidationError as e:
+        raise ConfigError(f"replicas.{sentence(e)}") from e
+    if len(found) > MAX_REPLICAS:
+        raise ConfigError(f"lists {len(found)} engines; {MAX_REPLICAS} are the most")
+    return found
+
+
+class Discovery:
+    """Keeps `update` told of all engines that are wanted, from whatever source.
+
+    A source that cannot be read keeps what it said last, and the log says so once until it can be read again.
+    """
+
+    def __init__(
+        self,
+        gateway: GatewayConfig,
+        update: Callable[[Sequence[Wanted]], None],
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._gateway = gateway
+        self._update = update
+        self._environ = environ
+        self._found: dict[int, list[Wanted]] = {}
+        self._told: list[Wanted] | None = None
+        self._broken: set[int] = set()
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled. The first look at every source is over before anything is told."""
+        sources = list(enumerate(self._gateway.discovery))
+        await asyncio.gather(*(self.look(n, source) for n, source in sources))
+        self.tell()
+        async with asyncio.TaskGroup() as group:
+            for n, source in sources:
+                group.create_task(self._follow(n, source))
+
+    async def _follow(self, n: int, source: DiscoveryConfig) -> None:
+        while True:
+            await asyncio.sleep(source.seconds)
+            await self.look(n, source)
+            self.tell()
+
+    async def look(self, n: int, source: DiscoveryConfig) -> None:
+        """Ask the `n`-th source once."""
+        try:
+            found = await (self._by_name(source) if source.source == "dns" else self._in_file(source))
+            self._found[n] = found
+        except (ConfigError, OSError) as e:
+            if n not in self._broken:
+                kept = len(self._found.get(n, ()))
+                where = source.path or source.host
+                _log.warning("discovery: %s: %s; the %d engines it named last are kept", where, e, kept)
+            self._broken.add(n)
+        else:
+            self._broken.discard(n)
+
+    def tell(self) -> None:
+        """Tell of all engines, if they are others than the last time."""
+        names: dict[str, Wanted] = {}
+        fixed = [wanted(said, self._environ) for said in self._gateway.replicas]
+        for one in (*fixed, *(w for n in sorted(self._found) for w in self._found[n])):
+            names.setdefault(one.name, one)
+        found = list(names.values())
+        if found != self._told:
+            self._told = found
+            self._update(found)
+
+    async def _by_name(self, source: DiscoveryConfig) -> list[Wanted]:
+        """One engine for every address, v4 and v6, in a stable order."""
+        assert source.host is not None
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(source.host, source.port, type=socket.SOCK_STREAM)
+        addresses = sorted({str(address[0]) for _, _, _, _, address in found})[:MAX_REPLICAS]
+        hosts = [f"[{a}]" if ":" in a else a for a in addresses]
+        return [wanted(_of_name(source, host), self._environ) for host in hosts]
+
+    async def _in_file(self, source: DiscoveryConfig) -> list[Wanted]:
+        path = Path(source.path or "")
+        text = await asyncio.to_thread(_read, path)
+        return [wanted(said, self._environ) for said in listed(text, path.suffix)]
+
+
+def _of_name(source: DiscoveryConfig, host: str) -> ReplicaConfig:
+    return ReplicaConfig(
+        url=f"http://{host}:{source.port}",
+        pool=source.pool,
+        seats=source.seats,
+        kind=source.kind,
+        pass_class=source.pass_class,
+        api_key_env=source.api_key_env,
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as e:
+        raise ConfigError(f"not UTF-8 text (byte {e.start})") from e

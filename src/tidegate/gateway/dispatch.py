@@ -1,0 +1,352 @@
+"""Who goes to which engine, and when: jobs wait here, in order, until one has room for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import islice
+from typing import Any, Protocol
+
+from tidegate.api.errors import ApiError, refused, unserved
+from tidegate.config import Config
+from tidegate.core.policies.fairness import FairShare
+from tidegate.core.policy import Grouping, PolicyContext
+from tidegate.core.predict import Predictor, StepTime
+from tidegate.core.request import FinishReason
+from tidegate.core.view import LoadView, RequestView, Work
+from tidegate.gateway.held import HeldJob, HeldQueue
+from tidegate.gateway.job import Job
+from tidegate.routing.choice import Choice
+from tidegate.routing.pools import Pools
+from tidegate.routing.route import Route
+from tidegate.routing.speed import Speed
+from tidegate.routing.view import ReplicaView
+
+RETRIED = 32
+"""Jobs on their second try that are looked at when an engine has room; they come before all others."""
+
+UNBOUNDED = 2**31
+"""Tokens of a step: nobody outside an engine knows, and how fast it computes prompts was learned with all delays."""
+
+
+class Engines(Protocol):
+    """The engines, as far as whoever chooses among them is concerned. The fleet is that."""
+
+    def candidates(self, now: float, avoid: Collection[str] = ()) -> Sequence[ReplicaView]:
+        """Those that are up, with room or without, but for those named in `avoid`."""
+        ...
+
+    def on_room(self, callback: Callable[[], None]) -> None:
+        """Call back when a request has ended, an engine has come, or one may be tried again."""
+        ...
+
+    def sent(self, job: Job, choice: Choice, now: float) -> None: ...
+    def ended(self, request_id: str, now: float, complete: bool = True) -> None: ...
+
+
+class Dispatch:
+    """Hands each job an engine as soon as one has room, the first in the policy's order first.
+
+    speed:     what the engines have in common, learned
+    predictor: output lengths; told of every end
+    clock:     seconds; that of the running event loop
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        fleet: Engines,
+        route: Route,
+        pools: Pools,
+        speed: Speed,
+        predictor: Predictor,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._route = route
+        self._pools = pools
+        self._speed = speed
+        self._clock = clock
+        self._ctx = PolicyContext(predictor, self._one_engine(), cached=self._cached)
+        self._queue = self._queue_of(config)
+        self._retried: dict[HeldJob, None] = {}
+        self._held: dict[str, HeldJob] = {}
+        self._tenants: dict[str, str] = {}  # of those who are with an engine
+        self._down_since: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._pumping = False
+        fleet.on_room(self._pump)
+
+    def reload(self, config: Config, route: Route, pools: Pools) -> None:
+        """Another configuration holds from now on; whoever waits keeps waiting, in its order."""
+        waiting = sorted(self._queue, key=lambda r: r.seq)
+        for r in waiting:
+            self._queue.remove(r)
+        self._config, self._route, self._pools = config, route, pools
+        self._queue = self._queue_of(config)
+        for r in waiting:
+            again = self._held[r.id] = HeldJob(r.job, self._ttl(r.slo_class))
+            again.waiter = r.waiter
+            self._queue.add(again)
+        self._pump()
+
+    # One job
+
+    async def take(self, job: Job, avoid: Collection[str] = ()) -> Choice:
+        """The engine that serves `job`; the fleet has been told that it goes there.
+
+        `avoid` names engines that have failed it: it then comes before all others, and goes to one of those only if no
+        other is up. Cancelling this leaves the queue. Raises ApiError: 429 if it may not wait, 503 if no engine is up
+        or another job displaced it, 504 if it waited too long.
+        """
+        now = self._clock()
+        if avoid or not self._queue.blocked(job.claim.slo_class, job.claim.priority):
+            choice = self._chosen(job, avoid, now)
+            if choice is not None:
+                return choice
+        r = HeldJob(job, self._ttl(job.claim.slo_class), avoid)
+        r.waiter = given = asyncio.get_running_loop().create_future()
+        self._hold(r, now)
+        try:
+            return await given
+        except asyncio.CancelledError:
+            if job.id in self._held:
+                self._let_go(self._held[job.id])
+                self._set_timer()
+            elif given.done() and not given.cancelled() and given.exception() is None:
+                self._vacate(job.id)
+                self._fleet.ended(job.id, self._clock(), False)
+            raise
+
+    def served(self, job: Job, outputs: int) -> None:
+        """`job`, which had an engine, has ended after `outputs` tokens, however it did. Once is enough."""
+        tenant = self._tenants.get(job.id)
+        if tenant is None:
+            return
+        self._ctx.service.emit(tenant, outputs)
+        self._vacate(job.id)
+        if outputs:
+            self._ctx.predictor.observe(HeldJob(job, None), outputs)
+
+    # Whoever asks
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._held)
+
+    def waits(self) -> dict[str, tuple[int, float]]:
+        """By class: how many wait, and for how long the longest has (seconds). Costs as much as waits."""
+        now, found = self._clock(), dict[str, tuple[int, float]]()
+        for r in self._held.values():
+            n, longest = found.get(r.slo_class, (0, 0.0))
+            found[r.slo_class] = n + 1, max(longest, now - r.arrival)
+        return found
+
+    def explain(self, job_id: str) -> Mapping[str, Any] | None:
+        """Why a job waits; None if it does not."""
+        r = self._held.get(job_id)
+        if r is None:
+            return None
+        up = self._fleet.candidates(self._clock(), r.avoid)
+        told: dict[str, Any] = {
+            "seconds": self._clock() - r.arrival,
+            "held_back_by": "no engine is up" if not up else "its engines are full, or others come first",
+            "engines": {c.name: {"outstanding": c.outstanding, "bound": self._bound(c)} for c in up},
+        }
+        if r not in self._retried:
+            told["ahead"] = self._queue.ahead_of(r)
+            told["policy"] = self._config.scheduler.policy
+        return told
+
+    # Holding and handing out
+
+    def _hold(self, r: HeldJob, now: float) -> None:
+        """`r` waits, unless the policy does not let it. Raises ApiError."""
+        self._check_up(now)
+        if r.avoid:
+            self._retried[r] = None
+        else:
+            self._ctx.now = now
+            self._ctx.step_time = self._one_engine()
+            refusal, displaced = self._queue.refusal(r, self._load(now), self._all_engines(now))
+            if refusal is not None:
+                raise refused(refusal.reason.value, refusal.message, refusal.retry_after)
+            for other in displaced:
+                self._end(other, unserved(FinishReason.DISPLACED))
+            self._queue.add(r)
+        self._held[r.id] = r
+        self._set_timer()
+
+    def _pump(self) -> None:
+        """Hand out what room there is."""
+        if self._pumping or not self._held:
+            return
+        self._pumping = True
+        try:
+            self._ctx.step_time = self._one_engine()
+            while self._held and self._hand_out(self._clock()):
+                pass
+        finally:
+            self._pumping = False
+        self._set_timer()
+
+    def _hand_out(self, now: float) -> bool:
+        """Give the first for whom an engine has room that engine. False if there is nobody."""
+        up = self._fleet.candidates(now)
+        if up:
+            self._down_since = None
+        if not any(self._has_room(c, now) for c in up):
+            return False
+        for r in [*islice(self._retried, RETRIED), *self._queue.heads(now)]:
+            assert r.waiter is not None
+            choice = self._chosen(r.job, r.avoid, now)
+            if choice is not None:
+                self._let_go(r)
+                r.waiter.set_result(choice)
+                return True
+        return False
+
+    def _chosen(self, job: Job, avoid: Collection[str], now: float) -> Choice | None:
+        """Send `job` to an engine now; None if none that may serve it has room."""
+        fleet = self._fleet
+        up = fleet.candidates(now, avoid) or (fleet.candidates(now) if avoid else ())
+        if not up:
+            return None
+        allowed = self._pools.allowed(job.view, up, {}, now)
+        free = [c for c in allowed if self._has_room(c, now)]
+        if not free:
+            return None
+        choice = self._route.choose(job.view, free, now)
+        fleet.sent(job, choice, now)
+        if job.id not in self._tenants:
+            self._tenants[job.id] = job.claim.tenant
+            self._ctx.service.seat(job.claim.tenant, job.view.prompt_tokens - choice.cached_tokens)
+        return choice
+
+    def _let_go(self, r: HeldJob) -> None:
+        """`r` waits no more."""
+        del self._held[r.id]
+        if r in self._retried:
+            del self._retried[r]
+        else:
+            self._queue.remove(r)
+
+    def _end(self, r: HeldJob, error: ApiError) -> None:
+        """`r`, which is in no queue any more, gets an answer without an engine."""
+        self._held.pop(r.id, None)
+        if r.waiter is not None and not r.waiter.done():
+            r.waiter.set_exception(error)
+
+    def _vacate(self, job_id: str) -> None:
+        tenant = self._tenants.pop(job_id, None)
+        if tenant is not None:
+            self._ctx.service.vacate(tenant)
+
+    # Time
+
+    def _set_timer(self) -> None:
+        """Wake up when the next of those who wait has waited too long."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due = self._queue.next_expiry()
+        if self._down_since is not None and self._held:
+            given_up = self._down_since + self._config.gateway.hold_seconds
+            due = given_up if due is None else min(due, given_up)
+        if due is not None:
+            self._timer = asyncio.get_running_loop().call_at(due, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        now = self._clock()
+        for r, reason in self._queue.expired(now):
+            self._let_go(r)
+            self._end(r, unserved(reason))
+        try:
+            self._check_up(now)
+        except ApiError as down:
+            for r in list(self._held.values()):
+                self._let_go(r)
+                self._end(r, down)
+        self._pump()
+        self._set_timer()
+
+    def _check_up(self, now: float) -> None:
+        """Raises ApiError if no engine has been up for as long as jobs are held."""
+        hold = self._config.gateway.hold_seconds
+        if self._fleet.candidates(now):
+            self._down_since = None
+        elif self._down_since is None:
+            self._down_since = now
+        elif now - self._down_since >= hold:
+            raise ApiError(
+                503,
+                f"no engine has been up for {hold:g} s; try again later",
+                code="no_engine",
+                headers={"Retry-After": "5"},
+            )
+
+    # What is known of the engines
+
+    def _bound(self, c: ReplicaView) -> int | None:
+        """Requests that an engine gets at once; None where nothing bounds them."""
+        own = self._config.gateway.in_flight
+        return c.seats if own is None else own
+
+    def _has_room(self, c: ReplicaView, now: float) -> bool:
+        """Whether an engine may get another request. One that we left idle always may, whatever is told of it.
+
+        An engine of which nobody knows how many it runs at once is full while it says that requests wait in it.
+        """
+        if not c.outstanding:
+            return True
+        own = self._config.gateway.in_flight
+        if own is not None:
+            return c.outstanding < own
+        facts = c.fresh(now)
+        load = c.outstanding if facts is None else c.outstanding + c.others
+        if c.seats is not None:
+            return load < c.seats
+        return facts is None or not facts.waiting or facts.running is None or load < facts.running
+
+    def _load(self, now: float) -> LoadView:
+        up = self._fleet.candidates(now)
+        bounds = [self._bound(c) or c.outstanding + 1 for c in up]
+        unfinished = sum(c.pending_tokens for c in up)
+        return LoadView(
+            now,
+            waiting=0,
+            running=sum(c.outstanding for c in up),
+            free_blocks=0,
+            seats=max(1, sum(bounds)),
+            budget=UNBOUNDED,
+            ahead=Work(0, unfinished),
+        )
+
+    def _one_engine(self) -> StepTime:
+        return StepTime(self._speed.token_s, self._speed.output_s)
+
+    def _all_engines(self, now: float) -> PolicyContext:
+        """What policies assume of all engines together: prompts are computed side by side."""
+        n, one = max(1, len(self._fleet.candidates(now))), self._ctx
+        step_time = StepTime(self._speed.token_s / n, self._speed.output_s)
+        return PolicyContext(one.predictor, step_time, now, service=one.service, cached=one.cached)
+
+    def _cached(self, r: RequestView) -> int:
+        """Tokens of a job's prompt that are cached at the engine which holds the most."""
+        assert isinstance(r, HeldJob)
+        return max(self._route.prefixes.held(r.job.view).tokens.values(), default=0)
+
+    def _ttl(self, slo_class: str) -> float | None:
+        known = self._config.classes.get(slo_class)  # a new configuration may lack it
+        return None if known is None else known.queue_ttl
+
+    def _queue_of(self, config: Config) -> HeldQueue:
+        policy, gateway = config.build_policy(), config.gateway
+        shares = gateway.fair and not isinstance(policy.order, Grouping)
+        fair = FairShare(weights=gateway.weights) if shares else None
+        pools = gateway.pools.classes if gateway.pools.mode != "shared" else {}
+        priorities = [c.priority for c in config.classes.values()]
+        return HeldQueue(policy, self._ctx, pools, priorities, fair)

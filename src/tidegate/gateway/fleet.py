@@ -1,0 +1,179 @@
+"""The replicas: who may be sent requests, what was learned of each, and the way to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from tidegate.gateway.discovery import Wanted
+from tidegate.gateway.facts import EngineFacts
+from tidegate.gateway.job import Job
+from tidegate.gateway.upstream import Upstream
+from tidegate.routing.choice import Choice
+from tidegate.routing.health import TOLERANCE, Failure
+from tidegate.routing.ledger import Ledger
+from tidegate.routing.speed import Speed
+from tidegate.routing.view import Facts, ReplicaView
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One engine. `kind` is what it was configured to be, or turned out to be; `draining`: it gets nothing new."""
+
+    wanted: Wanted
+    view: ReplicaView
+    upstream: Upstream
+    kind: str
+    draining: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.wanted.name
+
+
+class Fleet:
+    """All replicas, on one event loop. Times are seconds on its clock.
+
+    Requests are told by their ids, as to the `Ledger`; each that was `sent` ends once.
+
+    forget:          called with the name of a replica whose cache is lost: `Route.forget`
+    typical:         what their speeds have in common
+    connect_seconds: for a connection to a replica to be made
+    """
+
+    def __init__(self, forget: Callable[[str], None], typical: Speed, connect_seconds: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._forget = forget
+        self._ledger = Ledger(lost=forget)
+        self._connect_seconds = connect_seconds
+        self._typical = typical
+        self._replicas: dict[str, Replica] = {}
+        self._leaving: set[Replica] = set()
+        self._where: dict[str, Replica] = {}
+        self._room: list[Callable[[], None]] = []
+
+    def __len__(self) -> int:
+        """Requests that are with replicas."""
+        return len(self._where)
+
+    def __iter__(self) -> Iterator[Replica]:
+        """Those that are wanted, and those that drain."""
+        yield from self._replicas.values()
+        yield from self._leaving
+
+    def candidates(self, now: float, avoid: Collection[str] = ()) -> list[ReplicaView]:
+        """Who may be sent a request now: those whose breaker lets it through, less those named in `avoid`."""
+        views = [replica.view for replica in self._replicas.values()]
+        return [view for view in views if view.health.allows(now) and view.name not in avoid]
+
+    def of(self, request_id: str) -> Replica:
+        """Where a request is. Raises KeyError for one that is nowhere."""
+        return self._where[request_id]
+
+    def on_room(self, callback: Callable[[], None]) -> None:
+        """`callback` is called whenever somebody may have become able to take a request."""
+        self._room.append(callback)
+
+    # Who is there.
+
+    def update(self, wanted: Iterable[Wanted]) -> None:
+        """From now on these are the replicas. Whoever is not among them finishes what it has and goes; one whose
+        address or kind changed is another one. ConfigError for an address that is none: nothing changes then."""
+        coming = {w.name: (w, Upstream(w.url, self._connect_seconds)) for w in wanted}
+        for name in [n for n in self._replicas if n not in coming or _is_another(self._replicas[n], coming[n][0])]:
+            self._let_go(self._replicas.pop(name))
+        for name, (want, upstream) in coming.items():
+            known = self._replicas.get(name)
+            if known is None:
+                view = ReplicaView(name, want.pool, want.seats, want.kv_tokens, speed=Speed(self._typical))
+                self._replicas[name] = Replica(want, view, upstream, want.kind)
+            else:
+                known.wanted, known.view.pool = want, want.pool
+                known.view.seats = want.seats or known.view.seats
+                known.view.kv_tokens = want.kv_tokens or known.view.kv_tokens
+        self._has_room()
+
+    def told(self, name: str, facts: EngineFacts) -> None:
+        """What a replica says of itself, read just now. What was configured counts for more."""
+        replica = self._replicas.get(name)
+        if replica is None:
+            return
+        view, wanted = replica.view, replica.wanted
+        if wanted.kind == "auto":
+            replica.kind = facts.kind
+        view.seats = wanted.seats or facts.seats or view.seats
+        view.kv_tokens = wanted.kv_tokens or facts.kv_tokens or view.kv_tokens
+        view.told(Facts(self._loop.time(), facts.running, facts.waiting, facts.kv_used))
+        self._has_room()
+
+    def close(self) -> None:
+        """Close the idle connections of all."""
+        for replica in self:
+            replica.upstream.close()
+
+    # What happens to requests.
+
+    def sent(self, job: Job, choice: Choice, now: float) -> None:
+        """`job` goes where `choice` says."""
+        self._ledger.sent(job.view, choice, now)
+        self._where[job.id] = self._replicas[choice.replica.name]
+
+    def first_token(self, request_id: str, now: float) -> None:
+        """The first token of a request came."""
+        self._ledger.first_token(request_id, now)
+        health = self.of(request_id).view.health
+        if health.state(now) != "closed":  # a probe that lasts lets others in
+            self._room_at(now + TOLERANCE.steady)
+
+    def tokens(self, request_id: str, now: float, n: int) -> None:
+        """So many further tokens of a request came."""
+        self._ledger.tokens(request_id, now, n)
+
+    def ended(self, request_id: str, now: float, complete: bool = True) -> None:
+        """A request ended well, or, if not `complete`, in a way that says nothing of its replica."""
+        self._ledger.ended(request_id, now, complete)
+        self._left(request_id, now)
+
+    def failed(self, request_id: str, now: float, kind: Failure) -> None:
+        """Its replica failed a request."""
+        self._ledger.failed(request_id, now, kind)
+        self._left(request_id, now)
+
+    def turned_away(self, request_id: str, now: float, retry_after: float | None) -> None:
+        """Its replica has no room for a request for so many seconds."""
+        self._ledger.turned_away(request_id, now, retry_after)
+        self._left(request_id, now)
+
+    def _left(self, request_id: str, now: float) -> None:
+        replica = self._where.pop(request_id, None)
+        if replica is None:
+            return
+        if replica.draining:
+            self._remove_if_idle(replica)
+        retry_at = replica.view.health.retry_at(now)
+        if retry_at > now:
+            self._room_at(retry_at)
+        self._has_room()
+
+    def _let_go(self, replica: Replica) -> None:
+        replica.draining = True
+        self._forget(replica.name)
+        self._leaving.add(replica)
+        self._remove_if_idle(replica)
+
+    def _remove_if_idle(self, replica: Replica) -> None:
+        if replica.view.outstanding == 0:
+            self._leaving.discard(replica)
+            replica.upstream.close()
+
+    def _room_at(self, when: float) -> None:
+        self._loop.call_at(when + 0.001, self._has_room)
+
+    def _has_room(self) -> None:
+        for callback in self._room:
+            callback()
+
+
+def _is_another(replica: Replica, wanted: Wanted) -> bool:
+    return replace(replica.wanted, pool=wanted.pool, seats=wanted.seats, kv_tokens=wanted.kv_tokens) != wanted

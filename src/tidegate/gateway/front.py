@@ -1,0 +1,388 @@
+"""One client's connection: requests read whole, within bounds; answers written as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Protocol, cast
+
+import httptools
+
+from tidegate.api.errors import ApiError
+from tidegate.gateway.http1 import LAST_CHUNK, WITHOUT_BODY, Headers, chunk, response_head, send_at_once
+
+_log = logging.getLogger(__name__)
+
+KEEP_ALIVE_SECONDS = 75.0  # longer than clients pool a connection, so that none is closed under a request
+_LAST_WORDS_SECONDS = 2.0  # for a client that is still sending to read why it was refused
+_MAX_HEAD = 64 * 1024  # bytes
+_JSON = (b"content-type", b"application/json")
+
+
+class Request:
+    """A request as it came.
+
+    target:  path and query
+    headers: names in lower case
+    """
+
+    __slots__ = ("_fields", "body", "headers", "method", "path", "target")
+
+    def __init__(self, method: str, target: str, headers: Headers) -> None:
+        self.method = method
+        self.target = target
+        self.path = target.partition("?")[0]
+        self.headers = headers
+        self.body = b""
+        self._fields: dict[str, str] | None = None
+
+    @property
+    def fields(self) -> Mapping[str, str]:
+        """The headers as text, the last of those of one name."""
+        if self._fields is None:
+            self._fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in self.headers}
+        return self._fields
+
+
+class Handler(Protocol):
+    """Who answers."""
+
+    @property
+    def max_body_bytes(self) -> int: ...
+    @property
+    def stall_seconds(self) -> float:
+        """For the head of a request to come, for each further part of its body, and for a client to read on."""
+        ...
+
+    def admit(self, request: Request) -> None:
+        """Look at a request before its body is read. ApiError refuses it."""
+        ...
+
+    async def answer(self, request: Request, reply: Reply) -> None:
+        """Answer a request that was read whole. Cancelled when the client leaves; ApiError is an answer as well."""
+        ...
+
+
+class Reply:
+    """The answer to one request. Its head goes out with the first bytes of its body.
+
+    paused:    the client does not read as fast as it is written to
+    on_pause, on_resume: told when that changes
+    """
+
+    __slots__ = (
+        "_close",
+        "_connection",
+        "_framed",
+        "_head",
+        "_write",
+        "ended",
+        "headers",
+        "on_pause",
+        "on_resume",
+        "started",
+    )
+
+    def __init__(self, connection: ClientConnection, close: bool, framed: bool) -> None:
+        self._connection = connection
+        self._close = close
+        self._framed = framed  # HTTP/1.0 knows no chunks: there the end of the connection is that of the body
+        self._head = b""
+        self._write = connection.transport.write
+        self.headers: list[tuple[bytes, bytes]] = []  # in every answer
+        self.started = False
+        self.ended = False
+        self.on_pause: Callable[[], None] | None = None
+        self.on_resume: Callable[[], None] | None = None
+
+    @property
+    def paused(self) -> bool:
+        return self._connection.paused
+
+    @property
+    def connected(self) -> bool:
+        """Whether anybody can still read it."""
+        return not self._connection.transport.is_closing()
+
+    def start(self, status: int, headers: Headers, length: int | None = None) -> None:
+        """Begin an answer; its length in bytes where that is known."""
+        self.started = True
+        if status in WITHOUT_BODY:
+            self._framed, framing = False, b""
+        elif length is not None:
+            self._framed, framing = False, b"content-length: %d\r\n" % length
+        elif self._framed:
+            framing = b"transfer-encoding: chunked\r\n"
+        else:
+            self._close, framing = True, b""
+        if self._close:
+            framing += b"connection: close\r\n"
+        self._head = response_head(status, [*headers, *self.headers], framing)
+
+    def write(self, data: bytes) -> None:
+        """A part of the body; not empty."""
+        if self._framed:
+            data = chunk(data)
+        if self._head:
+            data, self._head = self._head + data, b""
+        self._write(data)
+
+    def end(self, data: bytes = b"") -> None:
+        """The end of the answer, with the last of its body."""
+        self.ended = True
+        last = data
+        if self._framed:
+            last = (chunk(data) if data else b"") + LAST_CHUNK
+        if self._head or last:
+            self._write(self._head + last)
+        self._connection.answered(self._close)
+
+    def whole(self, status: int, headers: Headers, body: bytes) -> None:
+        """An answer in one piece."""
+        self.start(status, headers, len(body))
+        self.end(body)
+
+    def refuse(self, error: ApiError) -> None:
+        """An error as the whole answer."""
+        own = [(name.lower().encode(), value.encode("latin-1")) for name, value in error.headers.items()]
+        headers = [(name, value) for name, value in own if name != b"connection"]
+        self._close = self._close or len(headers) < len(own)
+        self.whole(error.status, [_JSON, *headers], json.dumps(error.body).encode())
+
+    def break_off(self) -> None:
+        """End an answer that cannot be finished so that the client notices."""
+        self.ended = True
+        self._connection.abort()
+
+
+class ClientConnection(asyncio.Protocol):
+    """HTTP/1.1 with one client. One request is answered at a time; one more may be read meanwhile."""
+
+    def __init__(self, handler: Handler, connections: set[ClientConnection]) -> None:
+        self._handler = handler
+        self._connections = connections
+        self._loop = asyncio.get_running_loop()
+        self._parser: httptools.HttpRequestParser | None = None
+        self._deadline: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._reading = False  # a request has begun and is not whole
+        self._head_bytes = 0
+        self._head_read = False
+        self._closing = False
+        self._waiting: deque[tuple[Request, Reply]] = deque()
+        self._reply: Reply | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.paused = False
+
+    # The transport's side.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        send_at_once(transport)
+        self._parser = httptools.HttpRequestParser(self)
+        self._connections.add(self)
+        self._expect_within(self._handler.stall_seconds)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
+        self._parser = None  # it holds this object, which holds it
+        self._closing = True
+        self._expect_within(None)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        if self._closing or self._parser is None:
+            return
+        if not self._head_read:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            refused = error.__context__ if isinstance(error.__context__, ApiError) else None
+            self._refuse_unread(refused or ApiError(400, f"the request is not HTTP/1.1: {error}"))
+        else:
+            self._bound_what_is_unread()
+
+    def pause_writing(self) -> None:
+        self.paused = True
+        self._expect_within(self._handler.stall_seconds)
+        if self._reply is not None and self._reply.on_pause is not None:
+            self._reply.on_pause()
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        self._expect_within(None)
+        if self._reply is not None and self._reply.on_resume is not None:
+            self._reply.on_resume()
+
+    # The parser's side.
+
+    def on_message_begin(self) -> None:
+        if not self._reading and self._reply is None:
+            self._expect_within(self._handler.stall_seconds)
+        self._reading = True
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        assert self._parser is not None
+        self._head_read, self._head_bytes = True, 0
+        method = self._parser.get_method().decode()
+        self._request = request = Request(method, self._url.decode("latin-1"), self._headers)
+        if self._parser.should_upgrade():  # the parser takes the rest for another protocol
+            raise ApiError(400, "this server changes to no other protocol; leave the header 'Upgrade' out")
+        self._close = not self._parser.should_keep_alive()
+        self._framed = self._parser.get_http_version() == "1.1"
+        self._handler.admit(request)
+        length = request.fields.get("content-length")
+        if length is not None and int(length) > self._handler.max_body_bytes:
+            raise self._too_large()
+        if self._framed and request.fields.get("expect", "").lower() == "100-continue" and self._reply is None:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, data: bytes) -> None:
+        self._body_bytes += len(data)
+        if self._body_bytes > self._handler.max_body_bytes:
+            raise self._too_large()
+        self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        self._reading = self._head_read = False
+        self._request.body = b"".join(self._body)
+        self._body = []
+        self._waiting.append((self._request, Reply(self, self._close, self._framed)))
+        self._answer_next()
+
+    # The reply's side.
+
+    def answered(self, close: bool) -> None:
+        """The answer under way is complete."""
+        self._reply = self._task = None
+        if close or self._closing:
+            self._close_soon()
+            return
+        self._expect_within(self._handler.stall_seconds if self._reading else KEEP_ALIVE_SECONDS)
+        self.transport.resume_reading()
+        self._answer_next()
+
+    def abort(self) -> None:
+        """Close at once; what was not sent yet is lost, and the client sees that."""
+        self._reply = self._task = None
+        self._closing = True
+        self.transport.abort()
+
+    # Shutting down.
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is being read or answered."""
+        return self._reply is None and not self._reading
+
+    def close(self) -> None:
+        """Take no further request: an idle connection closes now, another one after its answer."""
+        self._closing = True
+        if self._reply is None:
+            self.transport.close()
+
+    def give_up(self) -> None:
+        """End the answer under way with an error."""
+        if self._task is not None:
+            self._task.cancel()
+
+    # What happens between.
+
+    def _answer_next(self) -> None:
+        if self._reply is not None:
+            if len(self._waiting) > 0:  # read on only when there is room: a client may not pile requests up here
+                self.transport.pause_reading()
+            return
+        if not self._waiting:
+            return
+        request, self._reply = self._waiting.popleft()
+        if not self._reading:
+            self._expect_within(None)
+        self._task = self._loop.create_task(self._answer(request, self._reply))
+
+    async def _answer(self, request: Request, reply: Reply) -> None:
+        try:
+            await self._handler.answer(request, reply)
+        except ApiError as error:
+            reply.refuse(error)
+        except asyncio.CancelledError:
+            if reply.connected and not reply.ended:  # it is the gateway that leaves
+                reply.refuse(ApiError(503, "the gateway was shut down", code="draining"))
+            raise
+        except Exception:  # noqa: BLE001 - a mistake of ours is one request's end, not the connection's
+            _log.exception("a request could not be answered")
+            if reply.started:
+                reply.break_off()
+            else:
+                reply.refuse(ApiError(500, "the gateway made a mistake; its log says more", code="internal_error"))
+
+    def _refuse_unread(self, error: ApiError) -> None:
+        """Refuse a request that was not read whole. What still comes of it is thrown away."""
+        self._reading, self._closing = False, True
+        if self._reply is None:  # else the answer under way is the last
+            Reply(self, close=True, framed=True).refuse(error)
+
+    def _close_soon(self) -> None:
+        """Close once the client has had time to read: closing under what it still sends would lose the answer."""
+        self._closing = True
+        if not self.transport.is_closing():
+            self.transport.write_eof()
+            self._expect_within(_LAST_WORDS_SECONDS)
+
+    def _bound_what_is_unread(self) -> None:
+        if self._head_bytes > _MAX_HEAD and not self._head_read:
+            self._refuse_unread(ApiError(431, f"the headers are larger than {_MAX_HEAD} bytes; send fewer"))
+        elif self._head_read and self._reply is None:
+            self._expect_within(self._handler.stall_seconds)
+
+    def _too_large(self) -> ApiError:
+        limit = self._handler.max_body_bytes
+        message = f"the body is larger than {limit} bytes; send less, or raise gateway.max_body_bytes"
+        return ApiError(413, message, code="body_too_large")
+
+    def _expect_within(self, seconds: float | None) -> None:
+        """Something must happen by then; None: nothing has to. A timer that goes off too early is set anew then."""
+        if seconds is None:
+            self._deadline = None
+            return
+        self._deadline = self._loop.time() + seconds
+        if self._timer is not None and self._timer.when() > self._deadline:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._deadline, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        if self._deadline is None:
+            return
+        left = self._deadline - self._loop.time()
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._due)
+        elif self.paused or self._closing:
+            self.transport.abort()
+        elif self._head_read:
+            seconds = self._handler.stall_seconds
+            message = f"nothing of the body came for {seconds:g} s; send it whole"
+            self._refuse_unread(ApiError(408, message, code="body_stalled"))
+        elif self._reading:
+            self._refuse_unread(ApiError(408, "the head of the request did not come in time", code="head_stalled"))
+        else:
+            self.transport.close()

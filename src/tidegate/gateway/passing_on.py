@@ -1,0 +1,74 @@
+"""What an engine is told of a request's class, tenant and promises, in the form that it reads. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from tidegate.api.identity import Claim
+from tidegate.config.gateway import Kind, PassClass
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+OURS: Final = frozenset({b"x-tenant", b"x-slo-class", b"x-slo-ttft-ms", b"x-slo-tpot-ms", b"x-slo-e2e-ms"})
+"""Headers that the gateway sets: a client's own were judged at the door, and do not pass beside its verdict."""
+
+_BY_KIND: Final[dict[Kind, PassClass]] = {"sglang": "nothing", "llama-server": "nothing"}
+_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def pass_on(
+    kind: Kind, claim: Claim, headers: Headers, body: bytes, said: PassClass | None = None
+) -> tuple[Headers, bytes]:
+    """Headers and body for an engine of `kind`; `said` is what the configuration says of it, None leaves it to that.
+
+    The body passes byte for byte unless something has to be written into it ("priority", "xargs"); even then only its
+    outermost fields are looked at, and one that is no JSON object passes as it is.
+    """
+    how = said or _BY_KIND.get(kind, "headers")
+    kept = [header for header in headers if header[0] not in OURS]
+    if how == "headers":
+        return [*kept, *_headers(claim)], body
+    if how == "nothing":
+        return kept, body
+    try:
+        fields = _object.decode(body)
+    except msgspec.DecodeError:
+        return kept, body
+    return kept, _with_priority(fields, claim, body) if how == "priority" else _with_xargs(fields, claim, body)
+
+
+def _headers(claim: Claim) -> list[tuple[bytes, bytes]]:
+    told = [(b"x-slo-class", claim.slo_class), (b"x-tenant", claim.tenant)]
+    told += [(f"x-{name.replace('_', '-')}".encode(), f"{value:g}") for name, value in _promises(claim).items()]
+    return [(name, _latin(value)) for name, value in told]
+
+
+def _promises(claim: Claim) -> dict[str, float]:
+    """In milliseconds, under the names that engines know."""
+    slo = claim.slo
+    promises = {"slo_ttft_ms": slo.ttft, "slo_tpot_ms": slo.tpot, "slo_e2e_ms": slo.e2e}
+    return {name: value * 1000 for name, value in promises.items() if value is not None}
+
+
+def _latin(value: str) -> bytes:
+    """A tenant may have come as JSON, with characters that no header can carry."""
+    return value.encode("latin-1", "replace").replace(b"\r", b"?").replace(b"\n", b"?").replace(b"\0", b"?")
+
+
+def _with_priority(fields: dict[str, msgspec.Raw], claim: Claim, body: bytes) -> bytes:
+    wanted = msgspec.Raw(str(claim.priority).encode())
+    if fields.get("priority", msgspec.Raw(b"0")) == wanted:
+        return body
+    return msgspec.json.encode({**fields, "priority": wanted})
+
+
+def _with_xargs(fields: dict[str, msgspec.Raw], claim: Claim, body: bytes) -> bytes:
+    try:
+        own = _object.decode(fields.get("vllm_xargs", msgspec.Raw(b"{}")))
+    except msgspec.DecodeError:
+        return body  # the engine's to refuse
+    told = {**own, "slo_class": claim.slo_class, "tenant": claim.tenant, **_promises(claim)}
+    return msgspec.json.encode({**fields, "vllm_xargs": told})

@@ -1,0 +1,137 @@
+"""How fast an engine is, learned from outside: from first tokens and from how long decodes took."""
+
+from __future__ import annotations
+
+from typing import Final
+
+FORGET: Final = 0.99
+"""An observation counts so many times what the next one counts: half of the weight lies on the last 70."""
+OUTLIER: Final = 3.0
+"""Relative errors beyond so many times the usual one weigh less and less."""
+RIDGE: Final = 2.0
+"""How many observations the prior weighs."""
+BASE_S: Final = 0.01
+TOKEN_S: Final = 1e-4
+OUTPUT_S: Final = 0.02
+
+
+class TwoTerms:
+    """y = a * u + b * v, fitted to what was observed.
+
+    Least squares with exponential forgetting, a ridge that ties what was hardly observed to a prior, and weights that
+    fall with the square of the error beyond a bound (robust regression by reweighting; Huber, Ann. Math. Statist.
+    1964). Errors are relative, since noise grows with what is measured. Neither term is ever below 0.
+
+    like: whose terms are the prior, as they are when they are needed; None takes those given for ever
+    """
+
+    __slots__ = ("_like", "_prior", "_scale", "_sums", "a", "b", "seen")
+
+    def __init__(self, a: float, b: float, like: TwoTerms | None = None) -> None:
+        if not (a > 0 and b > 0):
+            raise ValueError(f"the prior's terms must be above 0, not {a} and {b}")
+        self.a, self.b = a, b
+        self.seen = 0
+        self._prior = a, b
+        self._like = like
+        self._scale = 0.5
+        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # of w u u, w u v, w v v, w u y, w v y
+
+    def newcomer(self) -> TwoTerms:
+        """Terms that are taken to be like these until something is observed."""
+        return TwoTerms(*self._prior, self)
+
+    def observe(self, u: float, v: float, y: float) -> None:
+        """Ignores what is no measurement: y not above 0 or not finite, u and v both 0."""
+        if not 0.0 < y < float("inf") or u + v <= 0:
+            return
+        expected = self.a * u + self.b * v
+        unit = min(max(y, expected / 4), max(expected, y / 4))  # the smaller, within reason
+        size, bound = abs(y - expected) / unit, OUTLIER * self._scale
+        self.seen += 1
+        self._scale = max(0.01, self._scale + max(1.0 / (self.seen + 2), 1 / 32) * (min(size, bound) - self._scale))
+        w = (1.0 if size <= bound else (bound / size) ** 2) / (unit * unit)
+        uu, uv, vv, uy, vy = self._sums
+        self._sums = (
+            uu * FORGET + w * u * u, uv * FORGET + w * u * v, vv * FORGET + w * v * v,
+            uy * FORGET + w * u * y, vy * FORGET + w * v * y,
+        )  # fmt: skip
+        self._solve()
+
+    def _solve(self) -> None:
+        a0, b0 = self._prior if self._like is None else (self._like.a, self._like.b)
+        a0, b0 = max(a0, 1e-3 * self._prior[0]), max(b0, 1e-3 * self._prior[1])
+        uu, uv, vv, uy, vy = self._sums
+        # In units of the prior, whose two terms differ by many digits; the ridge ties both to 1.
+        uu, uv, vv = uu * a0 * a0 + RIDGE, uv * a0 * b0, vv * b0 * b0 + RIDGE
+        uy, vy = uy * a0 + RIDGE, vy * b0 + RIDGE
+        determinant = uu * vv - uv * uv  # at least RIDGE squared, but for rounding
+        if determinant <= 0:
+            return
+        a, b = (uy * vv - vy * uv) / determinant, (vy * uu - uy * uv) / determinant
+        if a < 0:
+            a, b = 0.0, vy / vv
+        elif b < 0:
+            a, b = uy / uu, 0.0
+        self.a, self.b = a * a0, b * b0
+
+
+class Speed:
+    """What a request costs at one engine, in seconds. An engine of which nothing was seen is taken to be as `typical`.
+
+        to the first token: base_s + token_s * prompt tokens to compute, with those waiting there
+        of its decoding:    output_s * outputs + stall_s * prompt tokens computed there meanwhile
+
+    typical: learns from all engines that share it, and is the prior of each; None has a prior of its own
+    token_s: that prior: seconds a prompt token, above 0
+    """
+
+    __slots__ = ("_own", "_typical", "decode", "first")
+
+    def __init__(self, typical: Speed | None = None, *, token_s: float = TOKEN_S, base_s: float = BASE_S) -> None:
+        self._typical = typical
+        if typical is None:
+            self._own = TwoTerms(base_s, token_s), TwoTerms(OUTPUT_S, token_s)
+            self.first, self.decode = self._own
+        else:
+            self._own = typical._own[0].newcomer(), typical._own[1].newcomer()
+            self.first, self.decode = typical.first, typical.decode
+
+    @property
+    def base_s(self) -> float:
+        """Seconds to a first token when there is nothing to compute."""
+        return self.first.a
+
+    @property
+    def token_s(self) -> float:
+        """Seconds that a prompt token adds to the time to the first token."""
+        return self.first.b
+
+    @property
+    def output_s(self) -> float:
+        """Seconds an output while nobody's prompt is computed."""
+        return self.decode.a
+
+    @property
+    def stall_s(self) -> float:
+        """Seconds by which one prompt token that is computed there delays everybody who decodes."""
+        return self.decode.b
+
+    @property
+    def seen(self) -> int:
+        """First tokens of its own from which it was learned."""
+        return self._own[0].seen
+
+    def first_token(self, tokens: int, seconds: float) -> None:
+        """A first token came after `seconds`, of a request that found or brought so many prompt tokens to compute."""
+        self.first = self._own[0]
+        self.first.observe(1.0, tokens, seconds)
+        if self._typical is not None:
+            self._typical.first_token(tokens, seconds)
+
+    def decoded(self, outputs: int, prompt_tokens: int, seconds: float) -> None:
+        """`outputs` followed a first token within `seconds`, while so many tokens of other prompts were computed."""
+        self.decode = self._own[1]
+        self.decode.observe(outputs, prompt_tokens, seconds)
+        if self._typical is not None:
+            self._typical.decoded(outputs, prompt_tokens, seconds)

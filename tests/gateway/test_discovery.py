@@ -1,0 +1,155 @@
+"""Engines from a list, from a name and from a file; a source that breaks keeps what it said last."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidegate.config import GatewayConfig, ReplicaConfig, resolve
+from tidegate.errors import ConfigError
+from tidegate.gateway.discovery import Discovery, Wanted, listed, wanted
+
+
+def gateway(**raw: Any) -> GatewayConfig:
+    return resolve({"gateway": raw}).gateway
+
+
+class Told:
+    def __init__(self) -> None:
+        self.all: list[list[Wanted]] = []
+
+    def __call__(self, found: Sequence[Wanted]) -> None:
+        self.all.append(list(found))
+
+    @property
+    def names(self) -> list[str]:
+        return [one.name for one in self.all[-1]]
+
+
+def rewrite(path: Path, text: str) -> None:
+    """As whoever writes such a file should: whole, and then in its place."""
+    aside = path.with_suffix(".new")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(path)
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_a_list_is_told_at_once_with_the_keys_of_the_environment() -> None:
+    told = Told()
+    replicas = [{"url": "http://a:1", "api_key_env": "ENGINE_KEY", "pool": "p", "seats": 3, "kind": "vllm"}]
+    Discovery(gateway(replicas=replicas), told, {"ENGINE_KEY": "sk-1"}).tell()
+    assert told.all == [[Wanted("a:1", "http://a:1", "p", 3, kind="vllm", api_key="sk-1")]]
+    assert "sk-1" not in repr(told.all)
+    with pytest.raises(ConfigError, match="the engine a:1 wants the key in ENGINE_KEY, which is not set"):
+        Discovery(gateway(replicas=replicas), told, {}).tell()
+
+
+@pytest.mark.parametrize(
+    ("text", "suffix", "why"),
+    [
+        ("{", ".json", "not JSON"),
+        ("[[replicas]", ".toml", "not TOML"),
+        ("[]", ".json", 'must hold "replicas"'),
+        ('{"replicas": [], "more": 1}', ".json", 'must hold "replicas"'),
+        ('{"replicas": [{"ulr": "http://a:1"}]}', ".json", "replicas.unknown option 0.ulr"),
+        ('{"replicas": [{"url": "a:1"}]}', ".json", "replicas.0.url must look like"),
+        (json.dumps({"replicas": [{"url": f"http://a:{i + 1}"} for i in range(1001)]}), ".json", "1000 are the most"),
+    ],
+)
+def test_a_file_that_is_wrong_says_why(text: str, suffix: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why.replace("[", r"\[")):
+        listed(text, suffix)
+
+
+def test_both_forms_of_a_file_say_the_same() -> None:
+    one = ReplicaConfig(url="http://a:1", seats=2)
+    assert listed('[[replicas]]\nurl = "http://a:1"\nseats = 2\n', ".toml") == (one,)
+    assert listed('{"replicas": [{"url": "http://a:1", "seats": 2}]}', ".json") == (one,)
+    assert wanted(one, {}).name == "a:1"
+
+
+@pytest.mark.parametrize("suffix", [".toml", ".json"])
+async def test_a_file_is_followed_and_a_broken_one_keeps_the_last(
+    suffix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    path = tmp_path / f"engines{suffix}"
+
+    def text(*ports: int) -> str:
+        if suffix == ".json":
+            return json.dumps({"replicas": [{"url": f"http://a:{port}"} for port in ports]})
+        return "\n".join(f'[[replicas]]\nurl = "http://a:{port}"' for port in ports)
+
+    told = Told()
+    rewrite(path, text(1, 2))
+    source = {"source": "file", "path": str(path), "seconds": 0.01}
+    discovery = Discovery(gateway(discovery=[source], replicas=[{"url": "http://fixed:9"}]), told, {})
+    task = asyncio.create_task(discovery.run())
+    await until(lambda: told.all and told.names == ["fixed:9", "a:1", "a:2"])
+    rewrite(path, text(2, 3))
+    await until(lambda: told.names == ["fixed:9", "a:2", "a:3"])
+    n = len(told.all)
+    rewrite(path, "{ broken")
+    await until(lambda: caplog.records)
+    await asyncio.sleep(0.1)
+    assert len(told.all) == n
+    assert len(caplog.records) == 1
+    assert "the 2 engines it named last are kept" in caplog.text
+    path.unlink()
+    await asyncio.sleep(0.05)
+    assert len(caplog.records) == 1
+    rewrite(path, text(3))
+    await until(lambda: told.names == ["fixed:9", "a:3"])
+    rewrite(path, "{ broken")
+    await until(lambda: len(caplog.records) == 2)
+    task.cancel()
+
+
+async def test_all_addresses_behind_a_name_are_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's resolver answers; the event loop's call to it is where a test may put other answers."""
+    answers: list[list[str] | OSError] = [["10.0.0.2", "10.0.0.1", "10.0.0.1", "fd00::1"]]
+    loop = asyncio.get_running_loop()
+
+    async def resolver(host: str, port: int, **_: Any) -> list[Any]:
+        assert (host, port) == ("vllm.local", 8000)
+        found = answers[0]
+        if isinstance(found, OSError):
+            raise found
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in found]
+
+    monkeypatch.setattr(loop, "getaddrinfo", resolver)
+    told = Told()
+    source = {"source": "dns", "host": "vllm.local", "port": 8000, "seconds": 0.01, "pool": "chat", "seats": 8}
+    discovery = Discovery(gateway(discovery=[source]), told, {})
+    task = asyncio.create_task(discovery.run())
+    await until(lambda: told.all)
+    assert told.names == ["10.0.0.1:8000", "10.0.0.2:8000", "[fd00::1]:8000"]
+    assert told.all[-1][2] == Wanted("[fd00::1]:8000", "http://[fd00::1]:8000", "chat", 8)
+    answers[0] = socket.gaierror("no answer")
+    await asyncio.sleep(0.05)
+    assert len(told.all) == 1
+    answers[0] = ["10.0.0.3"]
+    await until(lambda: len(told.all) == 2)
+    assert told.names == ["10.0.0.3:8000"]
+    task.cancel()
+
+
+async def test_the_resolver_of_the_system_is_asked() -> None:
+    told = Told()
+    discovery = Discovery(gateway(discovery=[{"source": "dns", "host": "localhost", "port": 8000}]), told, os.environ)
+    await discovery.look(0, discovery._gateway.discovery[0])
+    discovery.tell()
+    assert "127.0.0.1:8000" in told.names

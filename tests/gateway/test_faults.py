@@ -1,0 +1,215 @@
+"""Whatever an engine does, every client gets one end, and no byte twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from tests.gateway.backends import BUSY, backends, whole
+from tests.gateway.gateways import Running, gateway
+from tidegate.gateway.budget import MEMORY_SECONDS, RetryBudget
+
+QUICK = {"first_token_seconds": 0.3, "stall_seconds": 0.3, "connect_seconds": 1.0}
+
+
+def hows(running: Running) -> list[str]:
+    return [end.how for end in running.ends.ends]
+
+
+async def test_a_stream_that_is_cut_ends_with_an_error_in_openais_shape() -> None:
+    async with backends(1, mode="cut") as behind, gateway(behind) as running:
+        answer = await running.stream()
+        assert answer.status == 200
+        assert answer.events == [0, 1]
+        assert answer.begins()
+        assert b"[DONE]" not in answer.body
+        assert answer.error is not None
+        assert answer.error["code"] == "cut"
+        assert set(answer.error) == {"message", "type", "param", "code"}
+        assert hows(running) == ["cut"]
+        assert len(running.service.connections) == 1  # the connection to the client goes on
+
+
+async def test_a_cut_within_an_event_closes_the_event_first() -> None:
+    async with backends(1, mode="cut_within") as behind, gateway(behind) as running:
+        answer = await running.stream()
+        assert answer.error is not None
+        assert answer.body.split(b"\n\n")[-2].startswith(b'data: {"error"')
+
+
+async def test_a_stream_that_stalls_ends_with_an_error() -> None:
+    async with backends(1, mode="stall") as behind, gateway(behind, **QUICK) as running:
+        answer = await running.stream()
+        assert answer.events == [0, 1]
+        assert answer.error is not None
+        assert answer.error["code"] == "stalled"
+        while not behind[0].left:
+            await asyncio.sleep(0.005)
+
+
+async def test_an_answer_that_is_cut_and_no_stream_of_events_is_seen_to_be_broken() -> None:
+    async with backends(1, mode="half") as behind, gateway(behind) as running:
+        with pytest.raises(Exception, match=r"payload|closed|disconnected"):
+            async with running.http.post(f"{running.url}/v1/completions", json={"prompt": "x"}) as answer:
+                await answer.read()
+        assert hows(running) == ["cut"]
+
+
+@pytest.mark.parametrize("mode", ["reset", "503", "429", "502", "hang", "gone"])
+async def test_a_request_of_which_nothing_was_answered_goes_to_another_engine(mode: str) -> None:
+    async with backends(2) as behind, gateway(behind, **QUICK) as running:
+        behind[0].mode = mode
+        if mode == "gone":
+            behind[0].kill()
+        answers = await asyncio.gather(*(running.stream() for _ in range(6)))
+        assert all(answer.body == whole(answer.marker, 5) for answer in answers)
+        assert hows(running) == ["done"] * 6
+        assert any(end.attempts == 2 for end in running.ends.ends)
+
+
+async def test_a_request_that_is_wrong_is_told_so_once_and_counts_for_nobody() -> None:
+    async with backends(2, mode="400") as behind, gateway(behind) as running:
+        for _ in range(12):
+            answer = await running.stream()
+            assert (answer.status, answer.body) == (400, BUSY)
+        assert hows(running) == ["rejected"] * 12
+        assert sum(len(b.requests) for b in behind) == 12
+        assert len(running.service.fleet.candidates(asyncio.get_running_loop().time())) == 2
+
+
+async def test_a_fault_of_the_engine_is_passed_on_and_not_repeated() -> None:
+    """What broke one engine might break the next."""
+    async with backends(2, mode="500") as behind, gateway(behind) as running:
+        answer = await running.stream()
+        assert (answer.status, answer.body) == (500, BUSY)
+        assert sum(len(b.requests) for b in behind) == 1
+        assert hows(running) == ["error"]
+
+
+async def test_an_engine_that_asks_to_come_back_later_gets_nothing_until_then() -> None:
+    async with backends(2) as behind, gateway(behind) as running:
+        behind[0].mode, behind[0].retry_after = "429", 60
+        answers = [await running.stream() for _ in range(10)]
+        assert all(answer.complete for answer in answers)
+        assert len(behind[0].requests) == 1
+
+
+async def test_what_all_engines_say_is_passed_on() -> None:
+    async with backends(2, mode="429", retry_after=7) as behind, gateway(behind, hold_seconds=0.1) as running:
+        answer = await running.stream()
+        assert (answer.status, answer.body) == (429, BUSY)
+        assert answer.headers["retry-after"] == "7"
+        assert len(behind[0].requests) == len(behind[1].requests) == 1
+
+
+async def test_without_an_engine_that_answers_the_client_is_told_so() -> None:
+    async with backends(2, mode="reset") as behind, gateway(behind, hold_seconds=0.1) as running:
+        answer = await running.stream()
+        assert answer.status in (502, 503)
+        assert answer.error is not None
+        for backend in behind:
+            backend.mode = "hang"
+
+
+async def test_a_silent_engine_is_left_once_and_not_twice() -> None:
+    async with backends(3, mode="hang") as behind, gateway(behind, **QUICK) as running:
+        answer = await running.stream()
+        assert answer.status == 504
+        assert sum(len(b.requests) for b in behind) == 2
+        assert hows(running) == ["no_first_token"]
+        assert running.ends.ends[0].attempts == 2
+
+
+async def test_second_tries_are_bounded_by_a_budget() -> None:
+    async with backends(2, mode="502") as behind, gateway(behind, hold_seconds=0.1) as running:
+        running.service.proxy.budget = RetryBudget(share=0.0, reserve=1.0)
+        first, second = await running.stream(), await running.stream()
+        assert (first.status, second.status) == (502, 502)
+        assert [end.attempts for end in running.ends.ends] == [2, 1]
+
+
+def test_the_budget_is_a_share_of_traffic_that_is_forgotten() -> None:
+    budget = RetryBudget(share=0.1, reserve=2.0)
+    assert [budget.take(0.0) for _ in range(3)] == [True, True, False]
+    for _ in range(30):
+        budget.sent(0.0)
+    assert [budget.take(0.0) for _ in range(4)] == [True, True, True, False]
+    assert budget.take(10 * MEMORY_SECONDS)
+
+
+async def test_a_hung_engine_loses_its_prefixes() -> None:
+    prompt = "All tides come from the moon and the sun. " * 100
+    async with backends(2) as behind, gateway(behind, route="joint", **QUICK) as running:
+
+        async def cached_at(name: str) -> int:
+            assert (await running.stream(prompt=prompt)).complete
+            return next(c.cached_tokens for c in running.ends.choices[-1].candidates if c.name == name)
+
+        assert (await running.stream(prompt=prompt)).complete
+        (holder,) = [b for b in behind if b.requests]
+        assert await cached_at(holder.name) > 0
+        holder.mode = "hang"
+        assert (await running.stream(prompt=prompt)).complete
+        holder.mode = "ok"
+        assert await cached_at(holder.name) == 0
+
+
+async def test_an_idle_connection_that_was_closed_is_no_fault() -> None:
+    async with backends(1) as behind, gateway(behind) as running:
+        assert (await running.stream()).complete
+        port = behind[0].port
+        behind[0].kill()
+        behind[0].port = port
+        await behind[0].start()
+        assert (await running.stream()).complete
+        assert hows(running) == ["done", "done"]
+        assert all(end.attempts == 1 for end in running.ends.ends)
+
+
+async def test_an_engine_that_is_taken_away_finishes_its_streams() -> None:
+    async with backends(2, gap=0.02, events=10) as behind, gateway(behind) as running:
+        wanted = {replica.name: replica.wanted for replica in running.service.fleet}
+        tasks = [asyncio.create_task(running.stream()) for _ in range(6)]
+        while sum(len(b.requests) for b in behind) < 6:
+            await asyncio.sleep(0.005)
+        running.service.fleet.update([wanted["backend-1"]])
+        assert [r.draining for r in running.service.fleet] == [False, True]
+        assert all(answer.complete for answer in await asyncio.gather(*tasks))
+        assert [r.name for r in running.service.fleet] == ["backend-1"]
+        assert (await running.stream()).complete
+        assert Counter(running.ends.sent_to) == {"backend-0": 3, "backend-1": 4}
+
+
+async def test_the_gateway_drains() -> None:
+    async with backends(1, gap=0.02, events=10) as behind, gateway(behind, drain_seconds=10.0) as running:
+        task = asyncio.create_task(running.stream())
+        while not behind[0].requests:
+            await asyncio.sleep(0.005)
+        drained = asyncio.create_task(running.service.drain(asyncio.Event()))
+        await asyncio.sleep(0)
+        refused = await running.stream()
+        assert refused.status == 503
+        assert refused.error is not None
+        assert refused.error["code"] == "draining"
+        assert (await task).complete
+        await drained
+        assert not running.service.connections
+
+
+async def test_draining_is_bounded_and_ends_streams_with_an_error() -> None:
+    async with backends(1, mode="stall") as behind, gateway(behind, drain_seconds=0.1) as running:
+        streamed = asyncio.create_task(running.stream())
+        while not running.ends.sent_to:
+            await asyncio.sleep(0.005)
+        behind[0].mode = "hang"
+        waiting = asyncio.create_task(running.stream())
+        while len(behind[0].requests) < 2:
+            await asyncio.sleep(0.005)
+        await running.service.drain(asyncio.Event())
+        broken, refused = await asyncio.gather(streamed, waiting)
+        assert broken.events == [0, 1]
+        assert broken.error is not None
+        assert (refused.status, refused.terminal) == (503, True)
+        assert hows(running) == ["client_left", "client_left"]
