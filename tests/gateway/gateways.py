@@ -14,6 +14,7 @@ import aiohttp
 
 from tests.gateway.backends import DONE, Backend, event
 from tidegate.config import resolve
+from tidegate.gateway.attempt import How
 from tidegate.gateway.job import Job
 from tidegate.gateway.proxy import End
 from tidegate.gateway.run import Service
@@ -38,6 +39,9 @@ class Ends:
         self.choices.append(choice)
 
     def first_token(self, job: Job, now: float) -> None:
+        pass
+
+    def failed(self, job: Job, replica: str, how: How, reason: str, now: float) -> None:
         pass
 
     def ended(self, job: Job, end: End, now: float) -> None:

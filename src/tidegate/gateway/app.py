@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from random import Random
 from secrets import token_hex
 from urllib.parse import unquote
 
@@ -16,6 +17,7 @@ from tidegate.gateway.http1 import end_to_end
 from tidegate.gateway.job import Job
 from tidegate.gateway.lookin import NOTHING, Body, look_in
 from tidegate.gateway.proxy import Proxy
+from tidegate.gateway.trace import traced
 from tidegate.routing.text_blocks import BytesPerToken, text_blocks
 from tidegate.routing.view import RouteView
 
@@ -61,6 +63,7 @@ class Gateway:
         self._pages = pages
         self._loop = asyncio.get_running_loop()
         self._bytes_per_token: dict[str, BytesPerToken] = {}
+        self._random = Random()
         self._in_flight = 0
 
     @property
@@ -124,6 +127,7 @@ class Gateway:
             body.outputs,
             bool(body.stream),
         )
+        begins = self._random if self.config.traces == "create" else None
         job = Job(
             id,
             claim,
@@ -131,7 +135,7 @@ class Gateway:
             self._loop.time(),
             request.method,
             request.target,
-            end_to_end(request.headers, _NOT_PASSED_ON),
+            traced(end_to_end(request.headers, _NOT_PASSED_ON), begins),
             request.body,
             bool(body.stream),
             body.outputs,

@@ -111,6 +111,12 @@ class Discovery:
         self._told: list[Wanted] | None = None
         self._broken: set[int] = set()
 
+    def keep(self, other: Discovery) -> None:
+        """Until a source was read, believe what `other` read of the same one."""
+        known = {source: other._found[n] for n, source in enumerate(other._gateway.discovery) if n in other._found}
+        self._found = {n: known[source] for n, source in enumerate(self._gateway.discovery) if source in known}
+        self._told = other._told
+
     async def run(self) -> None:
         """Look again and again, until cancelled. The first look at every source is over before anything is told."""
         sources = list(enumerate(self._gateway.discovery))

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from tidegate.config.gateway import Kind
 from tidegate.gateway.discovery import Wanted
 from tidegate.gateway.facts import EngineFacts
 from tidegate.gateway.job import Job
@@ -24,7 +25,7 @@ class Replica:
     wanted: Wanted
     view: ReplicaView
     upstream: Upstream
-    kind: str
+    kind: Kind
     draining: bool = False
 
     @property
@@ -104,7 +105,7 @@ class Fleet:
             replica.kind = facts.kind
         view.seats = wanted.seats or facts.seats or view.seats
         view.kv_tokens = wanted.kv_tokens or facts.kv_tokens or view.kv_tokens
-        view.told(Facts(self._loop.time(), facts.running, facts.waiting, facts.kv_used))
+        view.told(Facts(self._loop.time(), facts.running, facts.waiting, facts.kv_used, facts.hit_rate))
         self._has_room()
 
     def close(self) -> None:

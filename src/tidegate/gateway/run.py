@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from random import Random
 
 import uvloop
 
 from tidegate.config import Config
-from tidegate.gateway.app import Asked, Gateway, Page, Pages
-from tidegate.gateway.discovery import Wanted
-from tidegate.gateway.dispatch import Dispatch
+from tidegate.gateway.app import Gateway
+from tidegate.gateway.beside import Beside
+from tidegate.gateway.budget import RetryBudget
+from tidegate.gateway.diary import Diary
+from tidegate.gateway.dispatch import Dispatch, pools_of
 from tidegate.gateway.door import Door
 from tidegate.gateway.fleet import Fleet
 from tidegate.gateway.front import ClientConnection
+from tidegate.gateway.metrics import GatewayMetrics
+from tidegate.gateway.pages import OwnPages
 from tidegate.gateway.proxy import Observer, Proxy
+from tidegate.gateway.reload import Reload
+from tidegate.gateway.settings import load
 from tidegate.predictors.choice import build_predictor
-from tidegate.routing.pools import Pools
 from tidegate.routing.route import build_route
 from tidegate.routing.speed import Speed
 
@@ -35,24 +40,34 @@ class Service:
     def __init__(self, config: Config, observers: Sequence[Observer] = ()) -> None:
         gateway = config.gateway
         self.config = config
-        self.route = route = build_route(gateway.route, random=Random(), remembered=gateway.remembered_tokens)
+        pools = pools_of(config)
+        self.route = build_route(gateway.route, random=Random(), pools=pools, remembered=gateway.remembered_tokens)
         typical = Speed()
-        self.fleet = Fleet(route.forget, typical, gateway.connect_seconds)
+        self.fleet = Fleet(lambda name: self.route.forget(name), typical, gateway.connect_seconds)
+        self.beside = Beside(gateway, self.fleet, self.route.prefixes)
         predictor = build_predictor(config.predictor)
         clock = asyncio.get_running_loop().time
-        self.dispatch = Dispatch(config, self.fleet, route, Pools(), typical, predictor, clock)
-        self.proxy = proxy = Proxy(gateway, self.fleet, self.dispatch, observers)
-        self.app = Gateway(gateway, Door(config), proxy, self._pages())
-        self.fleet.update([Wanted(r.name or r.url, r.url, r.pool, r.seats, kind=r.kind) for r in gateway.replicas])
+        self.dispatch = Dispatch(config, self.fleet, self.route, pools, typical, predictor, clock)
+        self.door, self.metrics, self.diary = Door(config), GatewayMetrics(config), Diary(gateway.explained)
+        everybody: list[Observer] = [self.metrics, self.diary, self.beside.tokenising, *observers]
+        self.proxy = Proxy(gateway, self.fleet, self.dispatch, everybody)
+        self.app = Gateway(gateway, self.door, self.proxy, OwnPages(self).pages())
         self.connections: set[ClientConnection] = set()
 
-    def _pages(self) -> Pages:
-        return {"/health": self._health}
+    def apply(self, config: Config) -> None:
+        """Another configuration holds from now on, for requests that come and for those that wait; streams go on.
 
-    async def _health(self, asked: Asked) -> Page:
-        now = asyncio.get_running_loop().time()
-        state = "draining" if self.app.draining else "ok" if self.fleet.candidates(now) else "no_engine"
-        return Page(200 if state == "ok" else 503, "application/json", json.dumps({"status": state}).encode())
+        Raises ConfigError, and then nothing has changed.
+        """
+        gateway, pools = config.gateway, pools_of(config)
+        route = build_route(gateway.route, random=Random(), pools=pools, remembered=gateway.remembered_tokens)
+        route.prefixes = self.route.prefixes
+        self.beside.reload(gateway)
+        self.config, self.route = config, route
+        self.door.reload(config)
+        self.proxy.config = self.app.config = gateway
+        self.proxy.budget = RetryBudget(gateway.retry_share)
+        self.dispatch.reload(config, route, pools)
 
     def client(self) -> ClientConnection:
         """The protocol of a client that has just connected."""
@@ -79,15 +94,18 @@ class Service:
         self.fleet.close()
 
 
-def run(config: Config, sock: socket.socket, ready: Callable[[], None] = lambda: None) -> None:
+def run(
+    config: Config, sock: socket.socket, ready: Callable[[], None] = lambda: None, path: Path | None = None
+) -> None:
     """Serve until SIGTERM or SIGINT has drained the gateway; a second one does not wait. In the main thread.
 
-    `ready` is called once connections are accepted.
+    ready: called once connections are accepted
+    path:  the file that `config` was read from, to be read again when that is asked for
     """
-    uvloop.run(_serve(config, sock, ready))
+    uvloop.run(_serve(config, sock, ready, path))
 
 
-async def _serve(config: Config, sock: socket.socket, ready: Callable[[], None]) -> None:
+async def _serve(config: Config, sock: socket.socket, ready: Callable[[], None], path: Path | None) -> None:
     loop = asyncio.get_running_loop()
     asked, at_once = asyncio.Event(), asyncio.Event()
 
@@ -97,6 +115,8 @@ async def _serve(config: Config, sock: socket.socket, ready: Callable[[], None])
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     service = Service(config)
+    service.beside.start()
+    reload = asyncio.create_task(Reload(path, config, load, service.apply).run()) if path is not None else None
     server = await loop.create_server(service.client, sock=sock, backlog=_BACKLOG)
     gc.collect()
     gc.freeze()  # what lives as long as the process is not looked through again and again
@@ -106,3 +126,6 @@ async def _serve(config: Config, sock: socket.socket, ready: Callable[[], None])
         await service.drain(at_once)
     finally:
         server.close()
+        if reload is not None:
+            reload.cancel()
+        await service.beside.stop()
