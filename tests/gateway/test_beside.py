@@ -42,7 +42,6 @@ async def test_engines_in_a_file_come_and_go_and_streams_go_on(tmp_path: Path) -
         path.write_text(json.dumps({"replicas": replicas(behind[1])}))
         source = {"source": "file", "path": str(path), "seconds": 0.01}
         async with gateway(behind[:1], discovery=[source]) as running:
-            running.service.beside.start()
             await until(lambda: names(running) == {"backend-0", "backend-1"})
             streams = [asyncio.create_task(running.stream()) for _ in range(2)]
             await until(lambda: set(running.ends.sent_to) == {"backend-0", "backend-1"})
@@ -50,18 +49,15 @@ async def test_engines_in_a_file_come_and_go_and_streams_go_on(tmp_path: Path) -
             await until(lambda: names(running) == {"backend-0", "backend-2"})
             assert all(answer.complete for answer in await asyncio.gather(*streams))
             await until(lambda: {r.name for r in running.service.fleet} == {"backend-0", "backend-2"})
-            await running.service.beside.stop()
 
 
 async def test_what_an_engine_says_of_itself_reaches_its_view() -> None:
     async with served(lambda path, head: page(SGLANG)) as engine, gateway([]) as running:
         raw = {"gateway": {"replicas": [{"name": "e", "url": engine.url}], "route": "least-loaded"}}
         running.service.apply(resolve(raw))
-        running.service.beside.start()
         (replica,) = running.service.fleet
         await until(lambda: replica.view.facts is not None)
         assert (replica.kind, replica.view.kv_tokens, replica.view.facts.waiting) == ("sglang", 471_258, 4)
-        await running.service.beside.stop()
 
 
 async def test_a_new_configuration_drops_no_stream_and_holds_for_what_comes() -> None:

@@ -52,7 +52,7 @@ async def test_what_happened_is_counted() -> None:
     assert told["held_seconds_count", ("interactive",)] == 5
     assert sum(value for (name, _), value in told.items() if name == "sent_total") == 6
     assert sum(value for (name, labels), value in told.items() if name == "failures_total" and "cut" in labels) == 1
-    assert told["tokens_total", ("a", "output")] >= 20
+    assert told["tokens_total", ("output", "a")] >= 20
     for one in behind:
         assert told["replica_state", (one.name, "draining")] == 0
         assert told["outstanding", (one.name,)] == 0

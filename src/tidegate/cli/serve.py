@@ -82,6 +82,7 @@ def _need_extras() -> None:
 
 
 def _serve(config: Config) -> None:
+    from tidegate.api.listening import bind
     from tidegate.core.policy import PolicyContext
     from tidegate.core.predict import OraclePredictor
     from tidegate.core.scheduler import Scheduler
@@ -90,7 +91,7 @@ def _serve(config: Config) -> None:
     from tidegate.observe.metrics import Metrics
     from tidegate.predictors.choice import build_predictor
     from tidegate.server.app import create_app
-    from tidegate.server.run import bind, run
+    from tidegate.server.run import run
     from tidegate.server.service import Service
     from tidegate.server.warmup import warm_up
 
@@ -179,7 +180,7 @@ def _executor(config: Config) -> TorchExecutor:
 
 def _say_ready(config: Config, executor: TorchExecutor, sock: socket.socket) -> None:
     """Where it is, and how to try it."""
-    from tidegate.server.run import is_exposed, url_of
+    from tidegate.api.listening import is_exposed, url_of
 
     url = url_of(sock)
     if is_exposed(sock) and not config.server.api_keys:

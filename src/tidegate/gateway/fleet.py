@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tidegate.config.gateway import Kind
@@ -78,7 +78,7 @@ class Fleet:
 
     # Who is there.
 
-    def update(self, wanted: Iterable[Wanted]) -> None:
+    def update(self, wanted: Sequence[Wanted]) -> None:
         """From now on these are the replicas. Whoever is not among them finishes what it has and goes; one whose
         address or kind changed is another one. ConfigError for an address that is none: nothing changes then."""
         coming = {w.name: (w, Upstream(w.url, self._connect_seconds)) for w in wanted}

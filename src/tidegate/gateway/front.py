@@ -203,8 +203,6 @@ class ClientConnection(asyncio.Protocol):
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._refuse_unread(ApiError(400, "this server changes to no other protocol; leave out 'Upgrade'"))
         except httptools.HttpParserError as error:
             refused = error.__context__ if isinstance(error.__context__, ApiError) else None
             self._refuse_unread(refused or ApiError(400, f"the request is not HTTP/1.1: {error}"))
@@ -245,6 +243,8 @@ class ClientConnection(asyncio.Protocol):
         self._head_read, self._head_bytes = True, 0
         method = self._parser.get_method().decode()
         self._request = request = Request(method, self._url.decode("latin-1"), self._headers)
+        if self._parser.should_upgrade():  # the parser takes the rest for another protocol
+            raise ApiError(400, "this server changes to no other protocol; leave the header 'Upgrade' out")
         self._close = not self._parser.should_keep_alive()
         self._framed = self._parser.get_http_version() == "1.1"
         self._handler.admit(request)
@@ -358,10 +358,16 @@ class ClientConnection(asyncio.Protocol):
         return ApiError(413, message, code="body_too_large")
 
     def _expect_within(self, seconds: float | None) -> None:
-        """Something must happen by then; None: nothing has to. The timer is set anew only when it goes off."""
-        self._deadline = None if seconds is None else self._loop.time() + seconds
-        if seconds is not None and self._timer is None:
-            self._timer = self._loop.call_later(seconds, self._due)
+        """Something must happen by then; None: nothing has to. A timer that goes off too early is set anew then."""
+        if seconds is None:
+            self._deadline = None
+            return
+        self._deadline = self._loop.time() + seconds
+        if self._timer is not None and self._timer.when() > self._deadline:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._deadline, self._due)
 
     def _due(self) -> None:
         self._timer = None

@@ -1,0 +1,131 @@
+"""What a client may not do, and what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tests.gateway.backends import backends
+from tests.gateway.gateways import Running, gateway
+
+SHORT = {"body_seconds": 0.2, "max_body_bytes": 1000}
+KEYS = [{"key": "right", "tenant": "acme"}]
+START = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+
+
+async def say(running: Running, *parts: bytes) -> tuple[int, dict[str, str], dict[str, Any]]:
+    """Status, headers and body of the answer to bytes, after which the connection is closed by the gateway."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(running.url.rpartition(":")[2]))
+    for part in parts:
+        writer.write(part)
+        await writer.drain()
+    async with asyncio.timeout(10):
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    status, *lines = head.decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    return int(status.split(" ")[1]), headers, json.loads(body)
+
+
+@pytest.mark.parametrize(
+    ("parts", "status", "says"),
+    [
+        ((START + b"content-length: 1001\r\n\r\n",), 413, "larger than 1000 bytes"),
+        ((START + b"transfer-encoding: chunked\r\n\r\n", b"3e9\r\n" + b"x" * 1001), 413, "larger than 1000 bytes"),
+        ((START + b"content-length: 10\r\n\r\n{",), 408, "nothing of the body"),
+        ((START,), 408, "head of the request"),
+        ((START + b"x-long: " + b"x" * 70_000,), 431, "headers are larger"),
+        ((b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",), 400, "not HTTP/1.1"),
+        ((START + b"content-length: 1\r\ntransfer-encoding: chunked\r\n\r\n",), 400, "not HTTP/1.1"),
+        ((START + b"connection: upgrade\r\nupgrade: h2c\r\ncontent-length: 0\r\n\r\n",), 400, "Upgrade"),
+        ((START.replace(b"POST", b"PATCH") + b"\r\n",), 405, "PATCH"),
+        ((START.replace(b"/v1/completions", b"/else") + b"\r\n",), 404, "/else"),
+    ],
+)
+async def test_what_is_not_read_is_refused_and_the_connection_closed(
+    parts: tuple[bytes, ...], status: int, says: str
+) -> None:
+    async with backends(1) as behind, gateway(behind, **SHORT) as running:
+        told, headers, body = await say(running, *parts)
+        assert told == status
+        assert says in body["error"]["message"]
+        assert headers["connection"] == "close"
+        assert not behind[0].requests
+
+
+@pytest.mark.parametrize("key", [None, "Bearer wrong", "right"])
+async def test_strangers_are_refused_before_their_body_is_read(key: str | None) -> None:
+    async with backends(1) as behind, gateway(behind, api_keys=KEYS) as running:
+        header = b"" if key is None else b"authorization: " + key.encode() + b"\r\n"
+        status, headers, body = await say(running, START + header + b"content-length: 1000000\r\n\r\n")
+        assert (status, body["error"]["code"]) == (401, "invalid_api_key")
+        assert headers["www-authenticate"] == "bearer"
+        assert not behind[0].requests
+
+
+async def test_a_key_is_let_in_and_goes_no_further() -> None:
+    async with backends(1) as behind, gateway(behind, api_keys=KEYS) as running:
+        headers = {"authorization": "Bearer right"}
+        async with running.http.post(f"{running.url}/v1/completions", json={"prompt": "x"}, headers=headers) as answer:
+            assert answer.status == 200
+        assert "right" not in str(behind[0].requests)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        (b"{", None, "not JSON"),
+        (b"[]", None, "object"),
+        (b'{"stream": "yes"}', "stream", "bool"),
+        (b'{"metadata": {"slo_class": 1}}', "metadata[...]", "str"),
+        (b'{"metadata": {"slo_class": "no such"}}', "metadata.slo_class", "unknown class"),
+        (b'{"a": ' + b"[" * 100_000, None, "not JSON"),
+    ],
+)
+async def test_a_body_that_says_nothing_is_refused(body: bytes, param: str | None, says: str) -> None:
+    async with backends(1) as behind, gateway(behind) as running:
+        async with running.http.post(f"{running.url}/v1/completions", data=body) as answer:
+            error = (await answer.json())["error"]
+            assert (answer.status, error["param"]) == (400, param)
+            assert says in error["message"]
+        assert not behind[0].requests
+        assert (await running.stream()).complete  # on the same connection
+
+
+async def test_a_client_that_waits_to_be_asked_for_its_body_is_asked() -> None:
+    async with backends(1) as behind, gateway(behind) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(running.url.rpartition(":")[2]))
+        writer.write(START + b"expect: 100-continue\r\ncontent-length: 15\r\n\r\n")
+        async with asyncio.timeout(10):
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(b'{"prompt": "x"}')
+            assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+        assert "expect" not in behind[0].requests[0].headers
+        writer.close()
+
+
+async def test_a_client_that_does_not_read_is_given_up() -> None:
+    async with (
+        backends(1, events=1024, padding=64 * 1024) as behind,
+        gateway(behind, body_seconds=0.3, stall_seconds=60.0) as running,
+    ):
+        _, writer = await asyncio.open_connection("127.0.0.1", int(running.url.rpartition(":")[2]))
+        body = b'{"prompt": "x", "stream": true}'
+        writer.write(START + b"content-length: %d\r\n\r\n" % len(body) + body)
+        async with asyncio.timeout(30):
+            while not behind[0].left:
+                await asyncio.sleep(0.02)
+        assert [end.how for end in running.ends.ends] == ["client_left"]
+        writer.close()
+
+
+async def test_an_idle_connection_is_closed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate.gateway.front.KEEP_ALIVE_SECONDS", 0.1)
+    async with backends(1) as behind, gateway(behind) as running:
+        assert (await running.stream()).complete
+        async with asyncio.timeout(10):
+            while running.service.connections:
+                await asyncio.sleep(0.01)
