@@ -63,8 +63,8 @@ class Gateway:
         self._pages = pages
         self._loop = asyncio.get_running_loop()
         self._bytes_per_token: dict[str, BytesPerToken] = {}
-        self._random = Random()
         self._in_flight = 0
+        self._random = Random()
 
     @property
     def max_body_bytes(self) -> int:
@@ -116,6 +116,7 @@ class Gateway:
         text_bytes = sum(map(len, text))
         model = body.model or ""
         per_token = self._bytes_per_token_of(model)
+        begin = self._random if self.config.traces == "create" else None
         view = RouteView(
             id,
             claim.slo_class,
@@ -127,7 +128,6 @@ class Gateway:
             body.outputs,
             bool(body.stream),
         )
-        begins = self._random if self.config.traces == "create" else None
         job = Job(
             id,
             claim,
@@ -135,7 +135,7 @@ class Gateway:
             self._loop.time(),
             request.method,
             request.target,
-            traced(end_to_end(request.headers, _NOT_PASSED_ON), begins),
+            traced(end_to_end(request.headers, _NOT_PASSED_ON), begin),
             request.body,
             bool(body.stream),
             body.outputs,

@@ -8,7 +8,6 @@ from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tidegate.config import GatewayConfig
-from tidegate.errors import InputError
 from tidegate.gateway.discovery import Discovery, Wanted
 from tidegate.gateway.facts import Scraper
 from tidegate.gateway.fleet import Fleet
@@ -43,8 +42,7 @@ class Beside:
         """Begin, on the running event loop."""
         self._scraper = Scraper(self._fleet.told, self._seconds)
         self._watch()
-        self._follow(self._discovery.run())
-        self._follow(self.tokenising.run())
+        self._tasks = [_followed(self._discovery.run()), _followed(self.tokenising.run())]
 
     def reload(self, gateway: GatewayConfig) -> None:
         """Look for the engines of another configuration. Raises ConfigError, and then nothing has changed."""
@@ -54,7 +52,7 @@ class Beside:
         self._discovery = discovery
         if self._tasks:
             self._tasks[0].cancel()
-            self._tasks[0] = asyncio.create_task(_logged(discovery.run()))
+            self._tasks[0] = _followed(discovery.run())
 
     async def stop(self) -> None:
         """Cease."""
@@ -65,9 +63,6 @@ class Beside:
         for watching in (self._scraper, self._events):
             if watching is not None:
                 await watching.close()
-
-    def _follow(self, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks.append(asyncio.create_task(_logged(work)))
 
     def _engine(self, name: str) -> Wanted | None:
         return self._wanted.get(name)
@@ -90,10 +85,13 @@ class Beside:
             self._events.watch(self._wanted.values())
 
 
-async def _logged(work: Coroutine[Any, Any, None]) -> None:
+def _followed(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    task = asyncio.create_task(work)
+    task.add_done_callback(_tell_end)
+    return task
+
+
+def _tell_end(task: asyncio.Task[None]) -> None:
     """What ends although it should not is told: nobody waits for it."""
-    try:
-        await work
-    except* InputError as e:
-        for error in e.exceptions:
-            _log.error("%s", error)
+    if not task.cancelled() and task.exception() is not None:
+        _log.error("what runs beside the requests has ended", exc_info=task.exception())

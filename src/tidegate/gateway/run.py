@@ -27,7 +27,8 @@ from tidegate.gateway.proxy import Observer, Proxy
 from tidegate.gateway.reload import Reload
 from tidegate.gateway.settings import load
 from tidegate.predictors.choice import build_predictor
-from tidegate.routing.route import build_route
+from tidegate.routing.pools import Pools
+from tidegate.routing.route import Route, build_route
 from tidegate.routing.speed import Speed
 
 _BACKLOG = 1024
@@ -35,32 +36,38 @@ _LAST_WORDS_SECONDS = 2.0  # for streams that were ended with an error to reach 
 
 
 class Service:
-    """Everything of one gateway, on the running event loop."""
+    """Everything of one gateway, on the running event loop. Raises ConfigError for what cannot be had.
+
+    Its parts outlive a change of configuration: they are told of it, and no stream notices.
+    """
 
     def __init__(self, config: Config, observers: Sequence[Observer] = ()) -> None:
-        gateway = config.gateway
+        gateway, pools = config.gateway, pools_of(config)
         self.config = config
-        pools = pools_of(config)
-        self.route = build_route(gateway.route, random=Random(), pools=pools, remembered=gateway.remembered_tokens)
+        self.connections: set[ClientConnection] = set()
+        self.route = _route(config, pools)
         typical = Speed()
-        self.fleet = Fleet(lambda name: self.route.forget(name), typical, gateway.connect_seconds)
+        self.fleet = Fleet(self._forget, typical, gateway.connect_seconds)
         self.beside = Beside(gateway, self.fleet, self.route.prefixes)
-        predictor = build_predictor(config.predictor)
         clock = asyncio.get_running_loop().time
+        predictor = build_predictor(config.predictor)
         self.dispatch = Dispatch(config, self.fleet, self.route, pools, typical, predictor, clock)
         self.door, self.metrics, self.diary = Door(config), GatewayMetrics(config), Diary(gateway.explained)
         everybody: list[Observer] = [self.metrics, self.diary, self.beside.tokenising, *observers]
         self.proxy = Proxy(gateway, self.fleet, self.dispatch, everybody)
         self.app = Gateway(gateway, self.door, self.proxy, OwnPages(self).pages())
-        self.connections: set[ClientConnection] = set()
+
+    def client(self) -> ClientConnection:
+        """The protocol of a client that has just connected."""
+        return ClientConnection(self.app, self.connections)
 
     def apply(self, config: Config) -> None:
-        """Another configuration holds from now on, for requests that come and for those that wait; streams go on.
+        """Another configuration holds from now on, for those who wait as well; streams go on.
 
         Raises ConfigError, and then nothing has changed.
         """
         gateway, pools = config.gateway, pools_of(config)
-        route = build_route(gateway.route, random=Random(), pools=pools, remembered=gateway.remembered_tokens)
+        route = _route(config, pools)
         route.prefixes = self.route.prefixes
         self.beside.reload(gateway)
         self.config, self.route = config, route
@@ -69,9 +76,16 @@ class Service:
         self.proxy.budget = RetryBudget(gateway.retry_share)
         self.dispatch.reload(config, route, pools)
 
-    def client(self) -> ClientConnection:
-        """The protocol of a client that has just connected."""
-        return ClientConnection(self.app, self.connections)
+    async def run(self, path: Path | None = None) -> None:
+        """What happens beside requests, until cancelled, and the file at `path` read again when that is asked for."""
+        self.beside.start()
+        if path is None:
+            await asyncio.Event().wait()
+        else:
+            await Reload(path, self.config, load, self.apply).run()
+
+    def _forget(self, replica: str) -> None:
+        self.route.forget(replica)
 
     async def drain(self, at_once: asyncio.Event) -> None:
         """Take nothing new, and let what there is finish, for as long as it may or until `at_once`."""
@@ -91,7 +105,7 @@ class Service:
 def run(config: Config, path: Path | None, sock: socket.socket, ready: Callable[[Service], None]) -> None:
     """Serve until SIGTERM or SIGINT has drained the gateway; a second one does not wait. In the main thread.
 
-    path:  the file that `config` was read from, to be read again when that is asked for
+    path:  of the configuration, to read it again; None where there is none
     ready: called once connections are accepted
     """
     uvloop.run(_serve(config, path, sock, ready))
@@ -103,8 +117,7 @@ async def _serve(config: Config, path: Path | None, sock: socket.socket, ready: 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: (at_once if asked.is_set() else asked).set())
     service = Service(config)
-    service.beside.start()
-    reload = loop.create_task(Reload(path, config, load, service.apply).run()) if path is not None else None
+    background = loop.create_task(service.run(path))
     server = await loop.create_server(service.client, sock=sock, backlog=_BACKLOG)
     gc.collect()
     gc.freeze()  # what lives as long as the process is not looked through again and again
@@ -114,8 +127,8 @@ async def _serve(config: Config, path: Path | None, sock: socket.socket, ready: 
         await service.drain(at_once)
     finally:
         server.close()
-        if reload is not None:
-            reload.cancel()
+        background.cancel()
+        await asyncio.gather(background, return_exceptions=True)
         await service.close()
 
 
@@ -125,3 +138,8 @@ async def _until(done: Callable[[], bool], seconds: float, at_once: asyncio.Even
     end = loop.time() + seconds
     while not (done() or at_once.is_set() or loop.time() >= end):
         await asyncio.sleep(0.02)
+
+
+def _route(config: Config, pools: Pools) -> Route:
+    gateway = config.gateway
+    return build_route(gateway.route, random=Random(), pools=pools, remembered=gateway.remembered_tokens)
