@@ -154,6 +154,10 @@ class _Connection(asyncio.Protocol):
         self._body += body
 
     def on_message_complete(self) -> None:
+        if self._url == b"/metrics":  # they have none
+            self.transport.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+            self.transport.close()
+            return
         method = self._parser.get_method().decode()
         received = Received(method, self._url.decode(), self._headers, self._body)
         self._backend.requests.append(received)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import aiohttp
 
 from tests.gateway.backends import DONE, Backend, event
 from tidegate.config import resolve
+from tidegate.gateway.attempt import How
 from tidegate.gateway.job import Job
 from tidegate.gateway.proxy import End
 from tidegate.gateway.run import Service
@@ -28,6 +30,7 @@ class Ends:
 
     ends: list[End] = field(default_factory=list)
     by_job: dict[str, int] = field(default_factory=dict)
+    failures: defaultdict[str, list[How]] = field(default_factory=lambda: defaultdict(list))
     choices: list[Choice] = field(default_factory=list)
 
     @property
@@ -39,6 +42,9 @@ class Ends:
 
     def first_token(self, job: Job, now: float) -> None:
         pass
+
+    def failed(self, job: Job, replica: str, how: How, reason: str, now: float) -> None:
+        self.failures[replica].append(how)
 
     def ended(self, job: Job, end: End, now: float) -> None:
         self.ends.append(end)
@@ -105,6 +111,7 @@ async def gateway(behind: Sequence[Backend], **options: Any) -> AsyncIterator[Ru
     port = server.sockets[0].getsockname()[1]
     # No limit, and no certificates: nothing here is encrypted.
     connector = aiohttp.TCPConnector(limit=0, ssl=False)
+    service.beside.start()
     try:
         async with aiohttp.ClientSession(connector=connector) as http:
             yield Running(f"http://127.0.0.1:{port}", service, ends, http)
@@ -112,4 +119,4 @@ async def gateway(behind: Sequence[Backend], **options: Any) -> AsyncIterator[Ru
         server.close()
         for connection in list(service.connections):
             connection.transport.abort()
-        service.fleet.close()
+        await service.close()

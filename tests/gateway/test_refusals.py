@@ -112,7 +112,7 @@ async def test_a_client_that_does_not_read_is_given_up() -> None:
         backends(1, events=1024, padding=64 * 1024) as behind,
         gateway(behind, body_seconds=0.3, stall_seconds=60.0) as running,
     ):
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(running.url.rpartition(":")[2]))
+        _, writer = await asyncio.open_connection("127.0.0.1", int(running.url.rpartition(":")[2]))
         body = b'{"prompt": "x", "stream": true}'
         writer.write(START + b"content-length: %d\r\n\r\n" % len(body) + body)
         async with asyncio.timeout(30):

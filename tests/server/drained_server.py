@@ -6,7 +6,8 @@ import sys
 
 from tests.server.scripted_model import ScriptedModel, goes_on
 from tests.server.serving import assemble
-from tidegate.server.run import bind, run, url_of
+from tidegate.api.listening import bind, url_of
+from tidegate.server.run import run
 
 
 def main(step_seconds: float, drain_seconds: float) -> None:

@@ -14,12 +14,12 @@ import httpx
 import uvicorn
 
 from tests.server.scripted_model import ScriptedModel
+from tidegate.api.listening import bind, url_of
 from tidegate.config import Config, resolve
 from tidegate.core.scheduler import Scheduler
 from tidegate.engine.loop import Engine
 from tidegate.observe.metrics import Metrics
 from tidegate.server.app import create_app
-from tidegate.server.run import bind, url_of
 from tidegate.server.service import Service
 
 

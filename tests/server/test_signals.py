@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tidegate.api.listening import bind, is_exposed, url_of
 from tidegate.errors import InputError
-from tidegate.server.run import bind, is_exposed, url_of
 
 ROOT = Path(__file__).parents[2]
 BODY = {"prompt": "x", "max_tokens": 100, "stream": True}

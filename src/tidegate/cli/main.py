@@ -24,6 +24,7 @@ from tidegate.errors import InputError
 
 COMMANDS = {
     "serve": "tidegate.cli.serve:serve",
+    "gateway": "tidegate.cli.gateway:gateway",
     "replay": "tidegate.cli.replay:replay",
     "simulate": "tidegate.cli.simulate:simulate",
     "capacity": "tidegate.cli.capacity:capacity",

@@ -64,9 +64,10 @@ def _need_extras() -> None:
 
 
 def _serve(config: Config) -> None:
+    from tidegate.api.listening import bind
     from tidegate.cli.environment import cache_dir
     from tidegate.server.assembly import assemble
-    from tidegate.server.run import bind, run
+    from tidegate.server.run import run
 
     with bind(config.server.host, config.server.port) as sock:
         served = assemble(config, cache_dir())
@@ -86,7 +87,7 @@ def _serve(config: Config) -> None:
 
 def _say_ready(config: Config, executor: TorchExecutor, sock: socket.socket) -> None:
     """Where it is, and how to try it."""
-    from tidegate.server.run import is_exposed, url_of
+    from tidegate.api.listening import is_exposed, url_of
 
     url = url_of(sock)
     if is_exposed(sock) and not config.server.api_keys:

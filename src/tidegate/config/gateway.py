@@ -17,13 +17,15 @@ Positive = Annotated[float, Strict(), Field(gt=0, allow_inf_nan=False)]
 
 
 def _base_url(url: str) -> str:
-    """Where an engine listens, without a slash at its end. A name and a password have no place in it: it is logged."""
+    """Where an engine listens, without a slash at its end."""
     parts = urlsplit(url)
+    if "@" in parts.netloc:
+        raise ValueError("must name no user and no password, for it is logged; api_key_env names where a key is")
     try:
         wrong = parts.scheme != "http" or not parts.hostname or parts.port == 0
     except ValueError:  # no port that there can be
         wrong = True
-    if wrong or parts.query or parts.fragment or "@" in parts.netloc:
+    if wrong or parts.query or parts.fragment:
         raise ValueError(f"must look like 'http://10.0.0.1:8000', not {url!r}")
     return url.rstrip("/")
 

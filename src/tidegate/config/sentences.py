@@ -12,17 +12,17 @@ from pydantic import ValidationError
 from tidegate.config.options import Config
 
 
-def sentence(error: ValidationError) -> str:
+def sentence(error: ValidationError, whole: Any = Config) -> str:
     """The first of pydantic's complaints, as one sentence with the option's dotted path.
 
-    A name that is none comes first: it is often that of one that is missing, misspelt.
+    A name that is none comes first: it is often that of one that is missing, misspelt. `whole` is what was read.
     """
     complaints = error.errors()
     first = next((c for c in complaints if c["type"] == "unexpected_keyword_argument"), complaints[0])
     path = tuple(part for part in first["loc"] if not (isinstance(part, str) and part.startswith("function-")))
     dotted = ".".join(map(str, path))
     if first["type"] == "unexpected_keyword_argument":
-        return f"unknown option {dotted}{nearest(str(path[-1]), _options_at(path[:-1]))}"
+        return f"unknown option {dotted}{nearest(str(path[-1]), _options_at(whole, path[:-1]))}"
     if first["type"] == "missing":
         return f"{dotted} is missing"
     if first["type"] in ("dataclass_type", "dict_type"):
@@ -44,9 +44,9 @@ def nearest(name: str, known: Mapping[str, Any]) -> str:
     return f"; did you mean {close[0]}?" if close else f"; there are: {', '.join(sorted(known))}"
 
 
-def _options_at(path: tuple[int | str, ...]) -> dict[str, Any]:
+def _options_at(whole: Any, path: tuple[int | str, ...]) -> dict[str, Any]:
     """The options that may stand at a path of sections, names and list positions."""
-    at: Any = Config
+    at = whole
     for part in path:
         if is_dataclass(at):
             at = get_type_hints(at)[str(part)]

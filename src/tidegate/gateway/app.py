@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from random import Random
 from secrets import token_hex
 from urllib.parse import unquote
 
@@ -16,6 +17,7 @@ from tidegate.gateway.http1 import end_to_end
 from tidegate.gateway.job import Job
 from tidegate.gateway.lookin import NOTHING, Body, look_in
 from tidegate.gateway.proxy import Proxy
+from tidegate.gateway.trace import traced
 from tidegate.routing.text_blocks import BytesPerToken, text_blocks
 from tidegate.routing.view import RouteView
 
@@ -62,6 +64,7 @@ class Gateway:
         self._loop = asyncio.get_running_loop()
         self._bytes_per_token: dict[str, BytesPerToken] = {}
         self._in_flight = 0
+        self._random = Random()
 
     @property
     def max_body_bytes(self) -> int:
@@ -113,6 +116,7 @@ class Gateway:
         text_bytes = sum(map(len, text))
         model = body.model or ""
         per_token = self._bytes_per_token_of(model)
+        begin = self._random if self.config.traces == "create" else None
         view = RouteView(
             id,
             claim.slo_class,
@@ -131,7 +135,7 @@ class Gateway:
             self._loop.time(),
             request.method,
             request.target,
-            end_to_end(request.headers, _NOT_PASSED_ON),
+            traced(end_to_end(request.headers, _NOT_PASSED_ON), begin),
             request.body,
             bool(body.stream),
             body.outputs,

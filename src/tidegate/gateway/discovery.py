@@ -17,13 +17,25 @@ from pydantic import TypeAdapter, ValidationError
 from tidegate.config import DiscoveryConfig, GatewayConfig, ReplicaConfig
 from tidegate.config.gateway import Kind, PassClass
 from tidegate.config.sentences import sentence
+from tidegate.config.values import SECTION
 from tidegate.errors import ConfigError
 
 MAX_REPLICAS = 1000
 """Engines of one source; what is more is a mistake, or an attack on whoever answers for the name."""
 
 _log = logging.getLogger(__name__)
-_listed = TypeAdapter(tuple[ReplicaConfig, ...])
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What a file holds."""
+
+    __pydantic_config__ = SECTION
+
+    replicas: tuple[ReplicaConfig, ...]
+
+
+_listed = TypeAdapter(Listed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +81,12 @@ def listed(text: str, suffix: str) -> tuple[ReplicaConfig, ...]:
         whole = tomllib.loads(text) if suffix == ".toml" else json.loads(text)
     except ValueError as e:
         raise ConfigError(f"not {suffix.lstrip('.').upper()}: {e}") from e
-    if not isinstance(whole, dict) or set(whole) != {"replicas"}:
-        raise ConfigError('must hold "replicas", a list of engines, and nothing else')
+    if not isinstance(whole, dict):
+        raise ConfigError('must hold "replicas", a list of engines')
     try:
-        found = _listed.validate_python(whole["replicas"])
+        found = _listed.validate_python(whole).replicas
     except ValidationError as e:
-        raise ConfigError(f"replicas.{sentence(e)}") from e
+        raise ConfigError(sentence(e, Listed)) from e
     if len(found) > MAX_REPLICAS:
         raise ConfigError(f"lists {len(found)} engines; {MAX_REPLICAS} are the most")
     return found
@@ -98,6 +110,12 @@ class Discovery:
         self._found: dict[int, list[Wanted]] = {}
         self._told: list[Wanted] | None = None
         self._broken: set[int] = set()
+
+    def keep(self, other: Discovery) -> None:
+        """Until a source was read, believe what `other` read of the same one."""
+        known = {source: other._found[n] for n, source in enumerate(other._gateway.discovery) if n in other._found}
+        self._found = {n: known[source] for n, source in enumerate(self._gateway.discovery) if source in known}
+        self._told = other._told
 
     async def run(self) -> None:
         """Look again and again, until cancelled. The first look at every source is over before anything is told."""

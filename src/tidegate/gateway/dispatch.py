@@ -44,6 +44,14 @@ class Engines(Protocol):
     def ended(self, request_id: str, now: float, complete: bool = True) -> None: ...
 
 
+def pools_of(config: Config) -> Pools:
+    """Which engines may serve which classes."""
+    pools = config.gateway.pools
+    promises = {name: c.slo for name, c in config.slo_classes.items()}
+    of_class = pools.classes if pools.mode != "shared" else {}
+    return Pools(of_class, pools.borrow if pools.mode == "borrow" else None, promises)
+
+
 class Dispatch:
     """Hands each job an engine as soon as one has room, the first in the policy's order first.
 
@@ -151,6 +159,7 @@ class Dispatch:
             return None
         up = self._fleet.candidates(self._clock(), r.avoid)
         told: dict[str, Any] = {
+            "tenant": r.tenant,
             "seconds": self._clock() - r.arrival,
             "held_back_by": "no engine is up" if not up else "its engines are full, or others come first",
             "engines": {c.name: {"outstanding": c.outstanding, "bound": self._bound(c)} for c in up},
@@ -347,6 +356,5 @@ class Dispatch:
         policy, gateway = config.build_policy(), config.gateway
         shares = gateway.fair and not isinstance(policy.order, Grouping)
         fair = FairShare(weights=gateway.weights) if shares else None
-        pools = gateway.pools.classes if gateway.pools.mode != "shared" else {}
         priorities = [c.priority for c in config.classes.values()]
-        return HeldQueue(policy, self._ctx, pools, priorities, fair)
+        return HeldQueue(policy, self._ctx, pools_of(config).of_class, priorities, fair)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from tidegate.config.gateway import Kind
 from tidegate.gateway.discovery import Wanted
 from tidegate.gateway.facts import EngineFacts
 from tidegate.gateway.job import Job
@@ -24,7 +25,7 @@ class Replica:
     wanted: Wanted
     view: ReplicaView
     upstream: Upstream
-    kind: str
+    kind: Kind
     draining: bool = False
 
     @property
@@ -77,7 +78,7 @@ class Fleet:
 
     # Who is there.
 
-    def update(self, wanted: Iterable[Wanted]) -> None:
+    def update(self, wanted: Sequence[Wanted]) -> None:
         """From now on these are the replicas. Whoever is not among them finishes what it has and goes; one whose
         address or kind changed is another one. ConfigError for an address that is none: nothing changes then."""
         coming = {w.name: (w, Upstream(w.url, self._connect_seconds)) for w in wanted}
@@ -104,7 +105,7 @@ class Fleet:
             replica.kind = facts.kind
         view.seats = wanted.seats or facts.seats or view.seats
         view.kv_tokens = wanted.kv_tokens or facts.kv_tokens or view.kv_tokens
-        view.told(Facts(self._loop.time(), facts.running, facts.waiting, facts.kv_used))
+        view.told(Facts(self._loop.time(), facts.running, facts.waiting, facts.kv_used, facts.hit_rate))
         self._has_room()
 
     def close(self) -> None:

@@ -137,11 +137,10 @@ class Replica:
 
     def _stored(self, hashes: list[Hashable], token_ids: list[int], rest: Mapping[str, Any]) -> None:
         size, salt = rest.get("block_size"), _salt(rest)
-        if not isinstance(size, int) or size < self._size or salt is None:
-            return  # the unfinished end of a prompt, or nothing that text could name
-        if size > self._size > 0:  # what was told before were such ends
-            self.lose()
-        self._size = size
+        if len(hashes) > 1 and isinstance(size, int):  # an unfinished end comes alone, and is smaller
+            self._size = size
+        if size != self._size or salt is None:
+            return
         self._index.stored(self.name, hashes, rest.get("parent_block_hash"), token_ids, size, salt)
 
 
@@ -161,23 +160,29 @@ class KvEvents:
         self._index = index
         self._context = zmq.asyncio.Context()
         self._followed: dict[str, tuple[Wanted, asyncio.Task[None]]] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
 
     def watch(self, engines: Iterable[Wanted]) -> None:
         """From now on follow these and no others, as far as they publish anything."""
         coming = {wanted.name: wanted for wanted in engines if wanted.kv_events is not None}
         for name in [n for n, (known, _) in self._followed.items() if coming.get(n) != known]:
-            self._followed.pop(name)[1].cancel()
-            self._index.lost(name)
+            self._let_go(name)
         for name, wanted in coming.items():
             if name not in self._followed:
                 self._followed[name] = wanted, asyncio.create_task(self._follow(wanted))
 
     async def close(self) -> None:
         """Follow nobody any more."""
-        tasks = [task for _, task in self._followed.values()]
         self.watch(())
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._leaving, return_exceptions=True)
         self._context.term()
+
+    def _let_go(self, name: str) -> None:
+        task = self._followed.pop(name)[1]
+        task.cancel()
+        self._leaving.add(task)  # until it has closed its sockets
+        task.add_done_callback(self._leaving.discard)
+        self._index.lost(name)
 
     async def _follow(self, wanted: Wanted) -> None:
         replica = Replica(wanted.name, self._index)

@@ -62,6 +62,10 @@ class Observer(Protocol):
 
     def first_token(self, job: Job, now: float) -> None: ...
 
+    def failed(self, job: Job, replica: str, how: How, reason: str, now: float) -> None:
+        """An attempt failed its engine, or was turned away by it; another may follow."""
+        ...
+
     def ended(self, job: Job, end: End, now: float) -> None: ...
 
 
@@ -147,7 +151,7 @@ class _Exchange:
 
     async def _send(self, attempt: Attempt) -> None:
         job, replica = self._job, self._fleet.of(self._job.id)
-        headers, body = pass_on(replica.kind, job.claim, job.headers, job.body)
+        headers, body = pass_on(replica.kind, job.claim, job.headers, job.body, replica.wanted.pass_class)
         own = [(b"x-request-id", job.id.encode())]
         if replica.wanted.api_key is not None:
             own.append((b"authorization", b"Bearer " + replica.wanted.api_key.encode()))
@@ -164,6 +168,9 @@ class _Exchange:
             self._fleet.failed(id, now, _FAILURES[how])
         else:
             self._fleet.ended(id, now, complete=how is How.DONE)
+            return
+        for observer in self._proxy.observers:
+            observer.failed(self._job, self._attempts[-1][0], how, attempt.reason, now)
 
     def _may_try_again(self) -> bool:
         """Whether the last attempt, of which nothing reached the client, may be followed by another."""

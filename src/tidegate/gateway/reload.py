@@ -6,17 +6,21 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from tidegate.config import Config
-from tidegate.errors import ConfigError
+from tidegate.config import Config, PredictorConfig
+from tidegate.errors import InputError
 
 LOOK_S = 1.0
 """Seconds between two looks at the file."""
 
-FIXED = ("gateway.host", "gateway.port")
+FIXED = (
+    *("gateway.host", "gateway.port", "gateway.connect_seconds", "gateway.facts_seconds", "gateway.remembered_tokens"),
+    *("gateway.explained", "server.tenant_labels"),
+    *(f"predictor.{f.name}" for f in fields(PredictorConfig)),
+)
 """What only a restart changes."""
 
 _log = logging.getLogger(__name__)
@@ -39,8 +43,8 @@ def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]
 class Reload:
     """Reads the configuration again when SIGHUP asks for it, and where `watch_config` says so when its file changes.
 
-    load:  reads it; raises ConfigError
-    apply: makes it hold, whole or, with a ConfigError, not at all
+    load:  reads it; raises InputError
+    apply: makes it hold, whole or, with an InputError, not at all
     """
 
     def __init__(
@@ -72,7 +76,7 @@ class Reload:
             new = self._load(self._path)
             differing = changed(self._now, new)
             self._apply(new)
-        except ConfigError as e:
+        except InputError as e:
             _log.error("the configuration stays as it was: %s", e)
             return False
         self._now = new

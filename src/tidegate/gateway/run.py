@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from random import Random
 
 import uvloop
 
 from tidegate.config import Config
-from tidegate.gateway.app import Asked, Gateway, Page, Pages
-from tidegate.gateway.discovery import Wanted
-from tidegate.gateway.dispatch import Dispatch
+from tidegate.gateway.app import Gateway
+from tidegate.gateway.beside import Beside
+from tidegate.gateway.budget import RetryBudget
+from tidegate.gateway.diary import Diary
+from tidegate.gateway.dispatch import Dispatch, pools_of
 from tidegate.gateway.door import Door
 from tidegate.gateway.fleet import Fleet
 from tidegate.gateway.front import ClientConnection
+from tidegate.gateway.metrics import GatewayMetrics
+from tidegate.gateway.pages import OwnPages
 from tidegate.gateway.proxy import Observer, Proxy
+from tidegate.gateway.reload import Reload
+from tidegate.gateway.settings import load
 from tidegate.predictors.choice import build_predictor
 from tidegate.routing.pools import Pools
-from tidegate.routing.route import build_route
+from tidegate.routing.route import Route, build_route
 from tidegate.routing.speed import Speed
 
 _BACKLOG = 1024
@@ -30,79 +36,110 @@ _LAST_WORDS_SECONDS = 2.0  # for streams that were ended with an error to reach 
 
 
 class Service:
-    """Everything of one gateway, on the running event loop."""
+    """Everything of one gateway, on the running event loop. Raises ConfigError for what cannot be had.
+
+    Its parts outlive a change of configuration: they are told of it, and no stream notices.
+    """
 
     def __init__(self, config: Config, observers: Sequence[Observer] = ()) -> None:
-        gateway = config.gateway
+        gateway, pools = config.gateway, pools_of(config)
         self.config = config
-        self.route = route = build_route(gateway.route, random=Random(), remembered=gateway.remembered_tokens)
-        typical = Speed()
-        self.fleet = Fleet(route.forget, typical, gateway.connect_seconds)
-        predictor = build_predictor(config.predictor)
-        clock = asyncio.get_running_loop().time
-        self.dispatch = Dispatch(config, self.fleet, route, Pools(), typical, predictor, clock)
-        self.proxy = proxy = Proxy(gateway, self.fleet, self.dispatch, observers)
-        self.app = Gateway(gateway, Door(config), proxy, self._pages())
-        self.fleet.update([Wanted(r.name or r.url, r.url, r.pool, r.seats, kind=r.kind) for r in gateway.replicas])
         self.connections: set[ClientConnection] = set()
-
-    def _pages(self) -> Pages:
-        return {"/health": self._health}
-
-    async def _health(self, asked: Asked) -> Page:
-        now = asyncio.get_running_loop().time()
-        state = "draining" if self.app.draining else "ok" if self.fleet.candidates(now) else "no_engine"
-        return Page(200 if state == "ok" else 503, "application/json", json.dumps({"status": state}).encode())
+        self.route = _route(config, pools)
+        typical = Speed()
+        self.fleet = Fleet(self._forget, typical, gateway.connect_seconds)
+        self.beside = Beside(gateway, self.fleet, self.route.prefixes)
+        clock = asyncio.get_running_loop().time
+        predictor = build_predictor(config.predictor)
+        self.dispatch = Dispatch(config, self.fleet, self.route, pools, typical, predictor, clock)
+        self.door, self.metrics, self.diary = Door(config), GatewayMetrics(config), Diary(gateway.explained)
+        everybody: list[Observer] = [self.metrics, self.diary, self.beside.tokenising, *observers]
+        self.proxy = Proxy(gateway, self.fleet, self.dispatch, everybody)
+        self.app = Gateway(gateway, self.door, self.proxy, OwnPages(self).pages())
 
     def client(self) -> ClientConnection:
         """The protocol of a client that has just connected."""
         return ClientConnection(self.app, self.connections)
 
-    async def drain(self, stop: asyncio.Event) -> None:
-        """Take nothing new, and let what there is finish, for as long as it may or until `stop`."""
+    def apply(self, config: Config) -> None:
+        """Another configuration holds from now on, for those who wait as well; streams go on.
+
+        Raises ConfigError, and then nothing has changed.
+        """
+        gateway, pools = config.gateway, pools_of(config)
+        route = _route(config, pools)
+        route.prefixes = self.route.prefixes
+        self.beside.reload(gateway)
+        self.config, self.route = config, route
+        self.door.reload(config)
+        self.proxy.config = self.app.config = gateway
+        self.proxy.budget = RetryBudget(gateway.retry_share)
+        self.dispatch.reload(config, route, pools)
+
+    async def run(self, path: Path | None = None) -> None:
+        """What happens beside requests, until cancelled, and the file at `path` read again when that is asked for."""
+        self.beside.start()
+        if path is None:
+            await asyncio.Event().wait()
+        else:
+            await Reload(path, self.config, load, self.apply).run()
+
+    def _forget(self, replica: str) -> None:
+        self.route.forget(replica)
+
+    async def drain(self, at_once: asyncio.Event) -> None:
+        """Take nothing new, and let what there is finish, for as long as it may or until `at_once`."""
         self.app.draining = True
-        try:
-            async with asyncio.timeout(self.config.gateway.drain_seconds):
-                while self.app.in_flight and not stop.is_set():
-                    await asyncio.sleep(0.05)
-        except TimeoutError:
-            pass
+        await _until(lambda: not self.app.in_flight, self.config.gateway.drain_seconds, at_once)
         for connection in list(self.connections):
             connection.close()
             connection.give_up()
-        try:
-            async with asyncio.timeout(_LAST_WORDS_SECONDS):
-                while self.connections and not stop.is_set():
-                    await asyncio.sleep(0.01)
-        except TimeoutError:
-            pass
+        await _until(lambda: not self.connections, _LAST_WORDS_SECONDS, at_once)
+
+    async def close(self) -> None:
+        """Give back what is held beside requests."""
         self.fleet.close()
+        await self.beside.stop()
 
 
-def run(config: Config, sock: socket.socket, ready: Callable[[], None] = lambda: None) -> None:
+def run(config: Config, path: Path | None, sock: socket.socket, ready: Callable[[Service], None]) -> None:
     """Serve until SIGTERM or SIGINT has drained the gateway; a second one does not wait. In the main thread.
 
-    `ready` is called once connections are accepted.
+    path:  of the configuration, to read it again; None where there is none
+    ready: called once connections are accepted
     """
-    uvloop.run(_serve(config, sock, ready))
+    uvloop.run(_serve(config, path, sock, ready))
 
 
-async def _serve(config: Config, sock: socket.socket, ready: Callable[[], None]) -> None:
+async def _serve(config: Config, path: Path | None, sock: socket.socket, ready: Callable[[Service], None]) -> None:
     loop = asyncio.get_running_loop()
     asked, at_once = asyncio.Event(), asyncio.Event()
-
-    def on_signal() -> None:
-        (at_once if asked.is_set() else asked).set()
-
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+        loop.add_signal_handler(number, lambda: (at_once if asked.is_set() else asked).set())
     service = Service(config)
+    background = loop.create_task(service.run(path))
     server = await loop.create_server(service.client, sock=sock, backlog=_BACKLOG)
     gc.collect()
     gc.freeze()  # what lives as long as the process is not looked through again and again
     try:
-        ready()
+        ready(service)
         await asked.wait()
         await service.drain(at_once)
     finally:
         server.close()
+        background.cancel()
+        await asyncio.gather(background, return_exceptions=True)
+        await service.close()
+
+
+async def _until(done: Callable[[], bool], seconds: float, at_once: asyncio.Event) -> None:
+    """Wait until it is so, for at most so many seconds or until `at_once`."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while not (done() or at_once.is_set() or loop.time() >= end):
+        await asyncio.sleep(0.02)
+
+
+def _route(config: Config, pools: Pools) -> Route:
+    gateway = config.gateway
+    return build_route(gateway.route, random=Random(), pools=pools, remembered=gateway.remembered_tokens)

@@ -62,5 +62,6 @@ class Choice(NamedTuple):
     @property
     def expected_s(self) -> float | None:
         """Predicted seconds to the first token, where the route predicts them."""
-        of_name = next((c.parts for c in self.candidates if c.name == self.replica.name), {})
+        parts = next((p for c, p in zip(self.considered, self.parts, strict=True) if c is self.replica), ())
+        of_name = dict(zip(self.names, parts, strict=False))
         return sum(of_name[name] for name in FIRST_TOKEN) if of_name.keys() >= set(FIRST_TOKEN) else None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import ipaddress
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -13,48 +11,11 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from fastapi import FastAPI
 
+from tidegate.api.listening import unavailable
 from tidegate.engine.loop import Engine
-from tidegate.errors import InputError
 
 _KEEP_ALIVE_SECONDS = 60  # longer than clients pool a connection, so that none is closed under a request
 _LAST_WORDS_SECONDS = 2  # for streams that were ended with an error to reach their clients
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A socket that holds an address and does not listen yet; port 0 takes a free one.
-
-    Until it is served, connections are refused instead of left to wait for a model to load. InputError if
-    the address cannot be had.
-    """
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # The protocol must be named: asyncio turns Nagle's algorithm off only where it is.
-        with contextlib.ExitStack() as on_failure:
-            sock = on_failure.enter_context(socket.socket(family, kind, proto))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
-            on_failure.pop_all()
-    except OSError as error:
-        raise _unavailable(host, port, error) from None
-    sock.setblocking(False)
-    return sock
-
-
-def _unavailable(host: str, port: int, error: OSError) -> InputError:
-    if error.errno == errno.EADDRINUSE:
-        return InputError(f"port {port} on {host} is taken; stop what listens there or give another --port")
-    return InputError(f"cannot listen on {host} port {port}: {error.strerror or error}")
-
-
-def url_of(sock: socket.socket) -> str:
-    """Where a bound socket is reached."""
-    host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if sock.family is socket.AF_INET6 else f"http://{host}:{port}"
-
-
-def is_exposed(sock: socket.socket) -> bool:
-    """Whether others than this machine can reach a bound socket."""
-    return not ipaddress.ip_address(sock.getsockname()[0]).is_loopback
 
 
 class _Server(uvicorn.Server):
@@ -116,6 +77,6 @@ def run(
         asyncio.run(server.serve(sockets=[sock]))
     except OSError as error:
         # Somebody else bound the address too and was the first to listen.
-        raise _unavailable(host, port, error) from None
+        raise unavailable(host, port, error) from None
     finally:
         engine.stop()

@@ -1,0 +1,141 @@
+"""Prometheus metrics of the gateway. Names begin with `tidegate_gateway_`; labels are bounded in number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from tidegate.config import Config
+from tidegate.gateway.attempt import How
+from tidegate.gateway.dispatch import Dispatch
+from tidegate.gateway.fleet import Fleet
+from tidegate.gateway.job import Job
+from tidegate.gateway.proxy import End
+from tidegate.observe.metrics import MAX_CLASS_LABELS, Labels
+from tidegate.routing.choice import Choice
+from tidegate.routing.prefix_index import PrefixIndex
+
+M = TypeVar("M", Counter, Gauge, Histogram)
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_ERRORS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_STATES = ("closed", "open", "half-open", "draining")
+
+
+class GatewayMetrics:
+    """Counts what happens to jobs, as an `Observer` of the proxy; `render` adds how things stand.
+
+    Classes and tenants have a bounded number of labels, "other" among them; a replica's go when it does.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.registry = CollectorRegistry()
+        self._class = Labels(MAX_CLASS_LABELS, list(config.classes))
+        self._tenant = Labels(config.server.tenant_labels)
+        self._predicted: dict[str, tuple[float, float | None]] = {}  # when it was sent, and the prediction then
+        self._of_replica: list[Counter | Gauge | Histogram] = []
+        self._known: set[str] = set()
+        kind, replica = ("class",), ("replica",)
+        self._ended = self._new(Counter, "requests", "Requests that ended, by how", (*kind, "how"))
+        self._refused = self._new(Gauge, "door_refusals", "Requests refused at the door since the start", ("code",))
+        self._held = self._new(Histogram, "held_seconds", "Arrival until an engine got it", kind, _SECONDS)
+        self._ttft = self._new(Histogram, "ttft_seconds", "Arrival to first token", kind, _SECONDS)
+        self._e2e = self._new(Histogram, "e2e_seconds", "Arrival to end, of those that were done", kind, _SECONDS)
+        self._tokens = self._new(Counter, "tokens", "Tokens by tenant, prompts estimated", ("tenant", "kind"))
+        self._waiting = self._new(Gauge, "requests_held", "Requests that wait in the gateway", kind)
+        self._oldest = self._new(Gauge, "oldest_wait_seconds", "How long the longest held one waits", kind)
+        self._sent = self._replicas(Counter, "sent", "Requests sent to an engine, by attempt", (*replica, "attempt"))
+        self._failed = self._replicas(Counter, "failures", "Attempts that an engine failed", (*replica, "how"))
+        self._error = self._replicas(
+            Histogram, "ttft_error_seconds", "Predicted against actual time to first token", replica, _ERRORS
+        )
+        self._cached = self._replicas(Counter, "cached_tokens", "Prompt tokens believed cached where sent", replica)
+        self._outstanding = self._replicas(Gauge, "outstanding", "Requests that an engine has of ours", replica)
+        self._state = self._replicas(Gauge, "replica_state", "1 for the state an engine is in", (*replica, "state"))
+        self._exact = self._replicas(Gauge, "prefixes_exact", "1 if an engine's own events are followed", replica)
+
+    # An observer of the proxy
+
+    def sent(self, job: Job, choice: Choice, attempt: int, now: float) -> None:
+        name = choice.replica.name
+        self._known.add(name)
+        self._sent.labels(name, "first" if attempt == 1 else "again").inc()
+        self._cached.labels(name).inc(choice.cached_tokens)
+        self._predicted[job.id] = now, choice.expected_s
+        if attempt == 1:
+            self._held.labels(self._class(job.claim.slo_class)).observe(max(0.0, now - job.arrival))
+
+    def failed(self, job: Job, replica: str, how: How, reason: str, now: float) -> None:
+        self._failed.labels(replica, how.value).inc()
+        self._predicted.pop(job.id, None)
+
+    def first_token(self, job: Job, now: float) -> None:
+        self._ttft.labels(self._class(job.claim.slo_class)).observe(max(0.0, now - job.arrival))
+
+    def ended(self, job: Job, end: End, now: float) -> None:
+        kind = self._class(job.claim.slo_class)
+        self._ended.labels(kind, end.how.value).inc()
+        if end.how is How.DONE:
+            self._e2e.labels(kind).observe(max(0.0, now - job.arrival))
+        sent_at, predicted = self._predicted.pop(job.id, (0.0, None))
+        if end.replica is None:
+            return
+        self._known.add(end.replica)
+        if predicted is not None and end.first_token_at is not None:
+            self._error.labels(end.replica).observe(abs(end.first_token_at - sent_at - predicted))
+        tenant = self._tenant(job.claim.tenant)
+        prompt = job.view.prompt_tokens if end.prompt_tokens is None else end.prompt_tokens
+        self._tokens.labels(tenant, "prompt").inc(prompt)
+        self._tokens.labels(tenant, "output").inc(end.outputs)
+
+    # Whoever is asked for the metrics
+
+    def render(
+        self, fleet: Fleet, dispatch: Dispatch, prefixes: PrefixIndex, refused: Mapping[str, int], now: float
+    ) -> bytes:
+        """The text that Prometheus reads."""
+        for code, n in refused.items():
+            self._refused.labels(code).set(n)
+        self._held_now(dispatch)
+        there = {replica.name for replica in fleet}
+        for name in self._known - there:
+            self._forget(name)
+        self._known &= there
+        for replica in fleet:
+            self._known.add(replica.name)
+            self._outstanding.labels(replica.name).set(replica.view.outstanding)
+            self._exact.labels(replica.name).set(prefixes.mode(replica.name) == "exact")
+            is_in = "draining" if replica.draining else replica.view.health.state(now)
+            for state in _STATES:
+                self._state.labels(replica.name, state).set(state == is_in)
+        return generate_latest(self.registry)
+
+    def _held_now(self, dispatch: Dispatch) -> None:
+        held = dict.fromkeys(self._class.seen, (0, 0.0))
+        for name, (n, longest) in dispatch.waits().items():
+            label = self._class(name)
+            before = held.get(label, (0, 0.0))
+            held[label] = before[0] + n, max(before[1], longest)
+        for label, (n, longest) in held.items():
+            self._waiting.labels(label).set(n)
+            self._oldest.labels(label).set(longest)
+
+    def _forget(self, replica: str) -> None:
+        """A replica is gone, and so are its labels: names come and go with addresses."""
+        for metric in self._of_replica:
+            metric.remove_by_labels({"replica": replica})
+
+    def _new(
+        self, kind: type[M], name: str, text: str, labels: Sequence[str], buckets: Sequence[float] | None = None
+    ) -> M:
+        own: dict[str, Any] = {} if buckets is None else {"buckets": buckets}
+        return kind(f"tidegate_gateway_{name}", text, labels, registry=self.registry, **own)
+
+    def _replicas(
+        self, kind: type[M], name: str, text: str, labels: Sequence[str], buckets: Sequence[float] | None = None
+    ) -> M:
+        made = self._new(kind, name, text, labels, buckets)
+        self._of_replica.append(made)
+        return made
