@@ -111,13 +111,11 @@ async def gateway(behind: Sequence[Backend], **options: Any) -> AsyncIterator[Ru
     port = server.sockets[0].getsockname()[1]
     # No limit, and no certificates: nothing here is encrypted.
     connector = aiohttp.TCPConnector(limit=0, ssl=False)
-    background = asyncio.create_task(service.run())
+    service.beside.start()
     try:
         async with aiohttp.ClientSession(connector=connector) as http:
             yield Running(f"http://127.0.0.1:{port}", service, ends, http)
     finally:
-        background.cancel()
-        await asyncio.gather(background, return_exceptions=True)
         server.close()
         for connection in list(service.connections):
             connection.transport.abort()

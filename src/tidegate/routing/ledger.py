@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from tidegate.routing.choice import Choice
 from tidegate.routing.health import LOSES_CACHE, Failure
@@ -15,6 +15,9 @@ RECENT = 0.05
 """Weight of one ended request in the mean of `service_s`."""
 RETRY_AFTER_S = 1.0
 """For an engine that is busy and does not say for how long."""
+
+UNSEEN = 64
+"""Presumptions about requests that have ended are swept out when there are so many of them."""
 
 
 @dataclass(slots=True)
@@ -64,6 +67,9 @@ class Ledger:
         if not r.streams:
             due = now + first_token_s(r, to, choice.cached_tokens, now)
             heappush(self._unseen, (due, to.sent, r.id, sent))
+            if len(self._unseen) > 2 * len(self._sent) + UNSEEN:
+                self._unseen = [entry for entry in self._unseen if self._sent.get(entry[2]) is entry[3]]
+                heapify(self._unseen)
         to.outstanding += 1
         to.sent += 1
         to.pending_tokens += pending

@@ -8,8 +8,8 @@ FORGET: Final = 0.99
 """An observation counts so many times what the next one counts: half of the weight lies on the last 70."""
 OUTLIER: Final = 3.0
 """Relative errors beyond so many times the usual one weigh less and less."""
-RIDGE: Final = 2.0
-"""How many observations the prior weighs."""
+RIDGE: Final = 0.5
+"""How many observations as large as the others the prior weighs."""
 BASE_S: Final = 0.01
 TOKEN_S: Final = 1e-4
 OUTPUT_S: Final = 0.02
@@ -35,7 +35,7 @@ class TwoTerms:
         self._prior = a, b
         self._like = like
         self._scale = 0.5
-        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # of w u u, w u v, w v v, w u y, w v y
+        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)  # of 1, w u u, w u v, w v v, w u y, w v y
 
     def newcomer(self) -> TwoTerms:
         """Terms that are taken to be like these until something is observed."""
@@ -51,29 +51,29 @@ class TwoTerms:
         self.seen += 1
         self._scale = max(0.01, self._scale + max(1.0 / (self.seen + 2), 1 / 32) * (min(size, bound) - self._scale))
         w = (1.0 if size <= bound else (bound / size) ** 2) / (unit * unit)
-        uu, uv, vv, uy, vy = self._sums
+        n, uu, uv, vv, uy, vy = self._sums
         self._sums = (
-            uu * FORGET + w * u * u, uv * FORGET + w * u * v, vv * FORGET + w * v * v,
+            n * FORGET + 1.0, uu * FORGET + w * u * u, uv * FORGET + w * u * v, vv * FORGET + w * v * v,
             uy * FORGET + w * u * y, vy * FORGET + w * v * y,
         )  # fmt: skip
         self._solve()
 
     def _solve(self) -> None:
         a0, b0 = self._prior if self._like is None else (self._like.a, self._like.b)
-        a0, b0 = max(a0, 1e-3 * self._prior[0]), max(b0, 1e-3 * self._prior[1])
-        uu, uv, vv, uy, vy = self._sums
-        # In units of the prior, whose two terms differ by many digits; the ridge ties both to 1.
-        uu, uv, vv = uu * a0 * a0 + RIDGE, uv * a0 * b0, vv * b0 * b0 + RIDGE
-        uy, vy = uy * a0 + RIDGE, vy * b0 + RIDGE
-        determinant = uu * vv - uv * uv  # at least RIDGE squared, but for rounding
-        if determinant <= 0:
-            return
-        a, b = (uy * vv - vy * uv) / determinant, (vy * uu - uy * uv) / determinant
+        n, uu, uv, vv, uy, vy = self._sums
+        more = 1.0 + RIDGE / n
+        uy, vy = uy + uu * a0 * (more - 1.0), vy + vv * b0 * (more - 1.0)
+        uu, vv = uu * more, vv * more
+        determinant = uu * vv - uv * uv  # above 0 (Cauchy-Schwarz) unless one of the two was never observed
+        if determinant > 0:
+            a, b = (uy * vv - vy * uv) / determinant, (vy * uu - uy * uv) / determinant
+        else:
+            a, b = (uy / uu, b0) if uu else (a0, vy / vv)
         if a < 0:
             a, b = 0.0, vy / vv
         elif b < 0:
             a, b = uy / uu, 0.0
-        self.a, self.b = a * a0, b * b0
+        self.a, self.b = a, b
 
 
 class Speed:

@@ -20,7 +20,7 @@ def text_blocks(pieces: Iterable[bytes], *salts: str) -> list[int]:
 
     Names are the first 8 bytes of a running BLAKE2b: equal names, equal texts from the start and equal salts.
     """
-    running = blake2b(digest_size=8)
+    running = blake2b(len(salts).to_bytes(8, "big"), digest_size=8)
     for salt in salts:
         encoded = salt.encode("utf-8", "surrogatepass")
         running.update(len(encoded).to_bytes(8, "big") + encoded)
