@@ -10,7 +10,8 @@ as much as there; `validation/mooncake.py` has the whole trace and 16 engines. S
 
 `zipf`: prompts that begin with one of 100 prefixes of 4,096 tokens, of which the most popular has 41 % of the
 requests (k to the power of -1.5): more than one engine's share, so whoever follows prefixes alone overloads one engine.
-Load is how many requests were at an engine on average, waiting or running; the bound is 1.3 times the mean of the four.
+Load is how many requests were at an engine on average, waiting or running, of those that came after the first quarter:
+before that caches are cold and every route overloads all four. The bound is 1.3 times the mean of the four.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ SCALES = (1.0, 2.0, 3.0, 4.0)
 THIN = 4
 """Of so many conversations one is kept."""
 MOST_ABOVE_MEAN = 1.3
-ZIPF = "families:rate=80,count=4000,families=100,prefix=4096,zipf=1.5,prompt=256,output=64"
+ZIPF = "families:rate=70,count=4000,families=100,prefix=4096,zipf=1.5,prompt=256,output=64"
 
 
 def setup() -> EngineSetup:
@@ -69,9 +70,10 @@ def row(load: Workload, name: str) -> dict[str, Any]:
     simulate(load, setup(), records.extend, fleet=FleetSetup((("", ENGINES),), build, name))
     ttft = sorted(r.ttft_s for r in records if r.ttft_s is not None)
     tpot = [r.tpot_s for r in records if r.tpot_s is not None]
+    warm = sorted(r.arrival_s for r in records)[len(records) // 4]
     there: Counter[str] = Counter()  # seconds that requests were there, by engine
     for r in records:
-        there[r.replica] += r.finish_s - r.arrival_s
+        there[r.replica] += r.finish_s - r.arrival_s if r.arrival_s >= warm else 0.0
     return {
         "route": name,
         "hit_rate": round(sum(r.cached_tokens or 0 for r in records) / sum(r.prompt_tokens for r in records), 4),
@@ -89,7 +91,7 @@ def checks(rows: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
     for load in dict.fromkeys(r["load"] for r in rows):
         of = {r["route"]: r for r in rows if r["load"] == load}
         best = min(r["mean_ttft_s"] for r in of.values())
-        found[f"joint_best_mean_ttft_{load}"] = of["joint"]["mean_ttft_s"] == best
+        found[f"joint_best_mean_ttft_{load.replace(' ', '_')}"] = of["joint"]["mean_ttft_s"] == best
         if load == "zipf":
             found["joint_no_engine_above_1.3x_zipf"] = of["joint"]["most_load_to_mean"] <= MOST_ABOVE_MEAN
     return found
