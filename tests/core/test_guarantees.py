@@ -332,6 +332,30 @@ def test_5_headroom_beside_an_admission(headroom: str, started: int) -> None:
         assert run.preemptions() == [], "nobody is ever evicted"
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_5_a_better_class_starts_in_the_headroom_that_worse_ones_leave(depth: int) -> None:
+    """Nobody gives way for head-room alone: the growth that it is for would be taken from the worse class."""
+    run = Run.of("priority", limits(headroom="watermark", watermark=0.25, max_num_batched_tokens=1024), depth)
+    run.add(request("low", 16 * 40, 30, priority=10))
+    run.step()
+    run.add(request("equal", 16 * 10, 4, priority=10))
+    assert run.step().admitted == [], "head-room is kept among equals"
+    run.add(request("high", 16 * 20, 4, priority=0))
+    run.step()
+    assert run.first_step_of("high") == 2
+    assert run.preemptions() == []
+
+
+def test_5_whoever_displaced_another_starts_though_no_worse_class_is_left() -> None:
+    run = Run.of("priority", limits(headroom="watermark", watermark=0.25, max_num_batched_tokens=1024))
+    run.add(request("first", 16 * 30, 30, priority=0), request("low", 16 * 16, 30, priority=10))
+    run.step()
+    run.add(request("high", 16 * 28, 4, priority=0))
+    run.step()
+    assert [(at, id) for at, id, _ in run.preemptions()] == [(1, "low")]
+    assert run.first_step_of("high") == 1
+
+
 def test_5_an_empty_engine_takes_the_first_request_that_fits_at_all() -> None:
     run = Run.of("fcfs", limits(num_blocks=10, headroom="watermark", watermark=0.9))
     run.add(request("a", 16 * 9, 4))

@@ -167,6 +167,17 @@ def test_joint_takes_the_longest_prefix_among_the_urgent() -> None:
     assert sorted(keys, key=lambda id: keys[id]) == ["warm", "cold", "calm", "lost"]
 
 
+def test_joint_takes_the_urgent_by_when_they_are_due() -> None:
+    """Not by when they have to start: in the order by which it was found that all of them can be in time."""
+    long = request("long", 100, 5, arrival=0.0, slo=Slo(ttft=5.5))
+    short = request("short", 10, 5, arrival=0.0, slo=Slo(ttft=5.0))
+    context = at(4.45)
+    assert latest_start(long, context) < latest_start(short, context)
+    urgent = [Joint().key(r, context) for r in (short, long)]
+    assert [key.tier for key in urgent] == [-1, -1]
+    assert urgent == sorted(urgent)
+
+
 def attained(policy: str, load: float, **params: object) -> float:
     """The share of 120 requests that meet TTFT, at `load` times what one seat serves."""
     context = PolicyContext(OraclePredictor(), StepTime(prefill_token=0.001, decode=1.0))

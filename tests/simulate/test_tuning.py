@@ -49,7 +49,7 @@ def test_every_parameter_has_a_range_whose_ends_a_configuration_accepts(policy: 
 
 def test_numbers_of_joint_and_its_budget_are_searched() -> None:
     assert {name: p.value for name, p in tunable(settings()).items()} == {
-        "aging_window": 60.0, "urgent_slack": 0.15, "w_wait": 1.0, "w_cache": 0.5,
+        "aging_window": 60.0, "urgent_slack": 0.5, "w_wait": 1.0, "w_cache": 0.5,
         "share": 0.5, "margin": 0.05, "floor": 64, "max_stride": 4,
     }  # fmt: skip
 

@@ -51,7 +51,7 @@ class Planner:
         self._running = running
         self._lifecycle = lifecycle
         self._swap = swap
-        self._room = Room(limits, kv, running, policy.features.hold_pending)
+        self._room = Room(limits, kv, running, policy.features)
         self._eviction = Eviction(policy, limits, ctx, kv, queue, running, lifecycle, self._room, swap)
         self._backfill = Backfill(policy, limits, ctx, kv, queue, running)
         if policy.budget.max_stride > 1:
@@ -283,7 +283,7 @@ class Planner:
         spare = kv.available - kept - match.idle - (self._room.wanted(r) - match.blocks)
         if spare < 0:
             return "kv", match
-        if running.members and spare < self._room.headroom(r):
+        if running.members and spare < self._room.headroom(r, r in d.displacers):
             return ("return after preemption" if r.preemptions else "headroom"), match
         return None, match
 

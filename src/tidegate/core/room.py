@@ -8,6 +8,7 @@ from tidegate.core.blocks import Match
 from tidegate.core.hashing import BlockHash
 from tidegate.core.kv import KvCache
 from tidegate.core.limits import Limits
+from tidegate.core.policy import Features
 from tidegate.core.request import Request
 from tidegate.core.running import Running, hashes_of, place
 
@@ -15,11 +16,13 @@ from tidegate.core.running import Running, hashes_of, place
 class Room:
     """Answers about waiting requests; changes nothing. Sizes are blocks."""
 
-    def __init__(self, limits: Limits, kv: KvCache, running: Running, hold_pending: bool) -> None:
+    def __init__(self, limits: Limits, kv: KvCache, running: Running, features: Features) -> None:
         self._limits = limits
         self._kv = kv
         self._running = running
-        self._hold_pending = hold_pending
+        self._hold_pending = features.hold_pending
+        # Head-room "declared" promises that nobody is ever evicted.
+        self._displaces = features.displace and limits.headroom != "declared"
         self._size = limits.block_size
         self._max_preemptions = limits.max_preemptions
         self._span = kv.blocks_for(limits.resume_span)
@@ -63,13 +66,17 @@ class Room:
             return r.footprint
         return -(-r.known_tokens // self._size)
 
-    def headroom(self, r: Request) -> int:
+    def headroom(self, r: Request, displaced: bool = False) -> int:
         """Blocks that must stay free when `r` starts beside others.
 
-        A request that was preempted comes back only if everybody's growth over `resume_span` is covered, and
-        what covers it is not given to those who start later.
+        None where it is of a better class than somebody who runs, or has `displaced` somebody for its seat or blocks:
+        worse ones give way as it grows, and evicting for head-room as well would only be too early. But a request that
+        was preempted comes back only if everybody's growth over `resume_span` is covered, and what covers it is not
+        given to its equals who start later.
         """
         running, span = self._running, self._span
+        if not r.preemptions and self._displaces and (displaced or r.tier < (running.worst_tier or 0)):
+            return 0
         if self._limits.headroom == "declared":
             return running.outstanding + r.footprint - self.wanted(r)
         if r.preemptions:
@@ -85,7 +92,9 @@ class Room:
         return max(reserve, running.expected.total + running.expected.peak(r, wanted) - wanted)
 
     def headroom_for(self, m: Request, r: Request) -> int:
-        """The part of `headroom(r)` that is there because `m` runs: it goes when `m` does."""
+        """The part of the head-room of `r` that is there because `m` runs: it goes when `m`, of a worse class, does."""
+        if not r.preemptions and self._displaces:
+            return 0
         growth = self._running.growth_left(m)
         if self._limits.headroom == "declared":
             return growth

@@ -28,8 +28,7 @@ def latest_start(r: RequestView, ctx: PolicyContext, cached: int = 0) -> float:
     slo = r.slo
     if slo is NO_SLO:
         return inf
-    waits = r.waiting_since is not None
-    prefill = max(0, r.prompt_tokens + r.emitted - (cached if waits else max(cached, r.computed)))
+    prefill = _prefill_left(r, cached)
     first = r.first_token_at
     latest = inf
     if first is None and slo.ttft is not None:
@@ -43,6 +42,11 @@ def latest_start(r: RequestView, ctx: PolicyContext, cached: int = 0) -> float:
         if first is not None and pace is not None:
             latest = min(latest, first + pace * (outputs - 1) - service)
     return latest
+
+
+def _prefill_left(r: RequestView, cached: int) -> int:
+    """Tokens of `r` to compute before its next output."""
+    return max(0, r.prompt_tokens + r.emitted - (cached if r.waiting_since is not None else max(cached, r.computed)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +112,16 @@ class Joint:
 
     slack = latest start - now, as `latest_start` has it with what is cached. Then:
 
-    urgent, 0 <= slack < urgent_slack:  (-1, latest start - urgent_slack * cached share)
+    urgent, 0 <= slack < urgent_slack:  (-1, due - the seconds that the cached prefix spares, urgent_slack at most)
     otherwise:  (0, w_wait * (arrival + priority * aging_window) - w_cache * cached share)
     lost, slack < 0 or given up:  (0, the same as if its class were one worse)
     overdue, max(1, priority + 2) * aging_window after its arrival:  (-1, that time)
 
     Given up are those whose first token could only be kept at the cost of others': the most are kept (core/triage.py).
-    So among the urgent, whose latest starts lie within `urgent_slack` of each other, the longest cached prefix
-    comes first, nobody who is lost is served before one who is not, and where nothing was promised the order is
-    priority, then arrival, with ageing and a cache bonus. The class for displacement is the priority.
+    `due` is when what is left of the prompt has to be computed: the order in which they were found to be in time
+    together. So among the urgent that are due at about the same time the longest cached prefix comes first, nobody
+    who is lost is served before one who is not, and where nothing was promised the order is priority, then arrival,
+    with ageing and a cache bonus. The class for displacement is the priority.
     Nobody who arrives more than `max(1, priority + 2) * aging_window + urgent_slack` seconds later passes, whatever
     it was promised (by classes, `(difference + 1) * aging_window + w_cache / w_wait`, while nobody is urgent).
     """
@@ -127,7 +132,7 @@ class Joint:
     score_unit: ClassVar[str] = "s"
 
     aging_window: float = 60.0
-    urgent_slack: float = 0.15
+    urgent_slack: float = 0.5
     w_wait: float = 1.0
     w_cache: float = 0.5
 
@@ -152,7 +157,9 @@ class Joint:
         if lost:
             priority += 1
         elif now >= latest - self.urgent_slack:
-            return Key(-1, latest - self.urgent_slack * share, min(nextafter(latest, inf), overdue))
+            due = latest + ctx.step_time.service(_prefill_left(r, cached), 0)
+            spared = min(ctx.step_time.service(cached, 0), self.urgent_slack)
+            return Key(-1, due - spared, min(nextafter(latest, inf), overdue))
         score = self.w_wait * (r.arrival + priority * window) - self.w_cache * share
         if lost:
             return Key(0, score, overdue)
