@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from math import inf
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from tidegate.config import Config
 from tidegate.core.limits import Limits
 from tidegate.core.plan import StepPlan
 from tidegate.core.policy import Policy, PolicyContext
-from tidegate.core.request import UNSERVED, FinishReason
+from tidegate.core.request import UNSERVED, FinishReason, Rejection
 from tidegate.errors import RequestRefused
 from tidegate.integrations.vllm.hosted import HostedRequest
 from tidegate.integrations.vllm.identity import BadClaim, Claim, Claims
@@ -95,13 +95,19 @@ class Host:
             r = self._hosted(handle, self._claim(handle), now)
             self.scheduler.add(r, now)
         except BadClaim as bad:
-            self._turn_away(handle, str(bad))
+            self._refuse(handle, str(bad), now)
         except RequestRefused as refusal:
             self._turn_away(handle, f"{refusal.reason}: {refusal}")
         else:
             if r.not_before > now:
                 self._parked[r] = None
         self._deliver()
+
+    def _refuse(self, handle: Any, why: str, now: float) -> None:
+        """`handle` claims what there is not: it never becomes a request of ours, and is told here alone."""
+        line = {"event": "rejected", "reason": Rejection.BAD_REQUEST.value, "message": why}
+        self._write({**line, "request_id": handle.request_id}, now)
+        self._turn_away(handle, why)
 
     def finished(self, handles: Iterable[Any], status: Any) -> None:
         """vLLM has ended these before their time."""
@@ -246,6 +252,11 @@ class Host:
         if events:
             for observer in self.observers:
                 observer.events(events)
+
+    def _write(self, line: Mapping[str, Any], now: float) -> None:
+        """A line of the decision log that no event of ours is."""
+        if self.out is not None:
+            self.out.write({"time": now, **line})
 
     def _waiting(self) -> Iterator[Any]:
         yield from (r.handle for r in (*self.scheduler.waiting, *self._parked))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import inf
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from tidegate.core.decode_load import DecodeLoad
@@ -23,18 +25,82 @@ class Crossing(NamedTuple):
 
 
 class Decoding:
-    """Those who decode in the step being planned. `clock` counts plans, `context` the KV tokens that they read."""
+    """Those who decode in the step being planned. `clock` counts plans, `context` the KV tokens that they read.
 
-    __slots__ = ("clock", "context", "crossers", "members")
+    Nobody gets more than one token a plan, so each is looked at when so many plans were made that it may need a block
+    or have its last token in flight, and again later if it was left out of some. Nothing is done for the others.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = (
+        "_filed", "_handles", "_joined", "_last_token_at", "_size", "_wheel", "clock", "context", "crossers", "members",
+    )  # fmt: skip
+
+    def __init__(self, block_size: int) -> None:
         self.clock = 0
         self.context = 0
         self.members: list[Request] = []
         self.crossers: list[Request] = []
+        self._joined: dict[Request, None] = {}
+        self._handles: list[Any] | None = None  # of the members; None: these are to be listed anew
+        self._size = block_size
+        self._wheel: list[dict[Request, None]] = [{} for _ in range(block_size)]
+        self._filed: dict[Request, int] = {}
+        self._last_token_at = inf  # the clock at which somebody's last token may be in flight
 
     def __len__(self) -> int:
         return len(self.members)
+
+    def join(self, r: Request) -> None:
+        """`r` has computed its prompt: it decodes from the next refresh on."""
+        self._joined[r] = None
+        self._handles = None
+        self._file(r, self.clock + 1 + -_computed(r) % self._size)
+        self._last_token_at = min(self._last_token_at, self.clock + 1 + _to_last(r))
+
+    def leave(self, r: Request) -> None:
+        """`r` decodes no more, in the step being planned neither."""
+        if r not in self._joined:
+            return
+        del self._joined[r]
+        del self._wheel[self._filed.pop(r)][r]
+        self._handles = None
+        if r in self.members:
+            self.members = [m for m in self.members if m is not r]
+            self.context -= _computed(r) + 1
+        if r in self.crossers:
+            self.crossers.remove(r)
+
+    def refresh(self) -> None:
+        """A step is to be planned: who of those that joined decodes in it, and who of them needs a block."""
+        self.clock += 1
+        if self.clock >= self._last_token_at:
+            self._handles = None
+        if self._handles is None:
+            self._last_token_at = self.clock + min((max(1, _to_last(r)) for r in self._joined), default=inf)
+            self.members = [r for r in self._joined if not _last_in_flight(r)]
+            self._handles = [r.handle for r in self.members]
+        self.context = sum(map(_COMPUTED, self._handles)) + len(self.members)
+        self.crossers = self._due_to_cross()
+
+    def _due_to_cross(self) -> list[Request]:
+        """Those who write the first position of a block in this step."""
+        spoke = self._wheel[self.clock % self._size]
+        if not spoke:
+            return []
+        found = []
+        for r in list(spoke):
+            ahead = -_computed(r) % self._size
+            if not ahead and not _last_in_flight(r):
+                found.append(r)
+            self._file(r, self.clock + (ahead or 1))  # it may be left out of the step, and then needs the block still
+        return found
+
+    def _file(self, r: Request, clock: int) -> None:
+        at = self._filed.get(r)
+        if at is not None:
+            del self._wheel[at][r]
+        at = self._filed[r] = clock % self._size
+        self._wheel[at][r] = None
 
     def crossing(self) -> Crossing:
         return Crossing(self.crossers)
@@ -42,6 +108,27 @@ class Decoding:
     def ends(self) -> Iterator[tuple[int, int]]:
         """(clock of the last token, blocks at the peak) of each, by clock."""
         return iter(sorted((self.clock + r.target - r.sampled, r.footprint) for r in self.members))
+
+
+def _computed(r: Request) -> int:
+    handle: Any = r.handle
+    return int(handle.num_computed_tokens)
+
+
+def _to_last(r: Request) -> int:
+    """Plans before the last token of `r` can be in flight, at the fastest."""
+    handle: Any = r.handle
+    return int(r.prompt_tokens + handle.max_tokens - 1 - handle.num_computed_tokens)
+
+
+def _last_in_flight(r: Request) -> bool:
+    """Whether the last token of `r` is in a step in flight: vLLM leaves it out then."""
+    handle: Any = r.handle
+    placed = handle.num_output_placeholders
+    return bool(placed and r.prompt_tokens + handle.max_tokens <= handle.num_computed_tokens + 2 - placed)
+
+
+_COMPUTED = attrgetter("num_computed_tokens")
 
 
 class Expected(ExpectedGrowth):
@@ -78,7 +165,7 @@ class VllmSeats(Running):
     def __init__(self, kv: KvCache, limits: Limits, engine: Any, expected: Expected | None = None) -> None:
         self.kv = kv
         self.expected = expected
-        self.decodes = Decoding()
+        self.decodes = Decoding(limits.block_size)
         self.load = DecodeLoad((self.decodes,))
         self.cohorts = None
         self.turn = None
@@ -94,36 +181,22 @@ class VllmSeats(Running):
         self.on_decode = None
         self._engine = engine
         self._max = limits.max_num_seqs
-        self._size = limits.block_size
         self._tiers: dict[int, int] = {}
         self._others = 0
 
     def refresh(self) -> None:
         """A step is to be planned: who decodes, who has a prompt to compute, who takes a seat without our doing."""
-        size, decodes, prefilling = self._size, self.decodes, self.prefilling
-        decodes.clock += 1
-        members: list[Request] = []
-        crossers: list[Request] = []
-        context = 0
-        for r in self.members:
+        for r in list(self.prefilling):
             h: Any = r.handle
-            computed, placed = h.num_computed_tokens, h.num_output_placeholders
-            if r in prefilling:
-                if h.num_tokens + placed - computed > 1:
-                    continue
+            if h.num_tokens + h.num_output_placeholders - h.num_computed_tokens <= 1:
                 self._start_decoding(r)
-            if placed and r.prompt_tokens + h.max_tokens <= computed + 2 - placed:
-                continue  # its last token is in flight
-            members.append(r)
-            context += computed + 1
-            if not computed % size:
-                crossers.append(r)
-        decodes.members, decodes.crossers, decodes.context = members, crossers, context
+        self.decodes.refresh()
         engine = self._engine
         self._others = max(0, len(engine.running) + engine.num_waiting_for_streaming_input - len(self.members))
 
     def _start_decoding(self, r: Request) -> None:
         del self.prefilling[r]
+        self.decodes.join(r)
         self.load.add(r)
         if self.on_decode is not None:
             self.on_decode(r)
@@ -178,12 +251,7 @@ class VllmSeats(Running):
     def suspend(self, r: Request) -> None:
         """Plan as if `r` did not run."""
         self._leave(r)
-        decodes = self.decodes
-        if r in decodes.members:
-            decodes.members.remove(r)
-            decodes.context -= r.planned + 1
-        if r in decodes.crossers:
-            decodes.crossers.remove(r)
+        self.decodes.leave(r)
 
     def _leave(self, r: Request) -> None:
         assert r.lease is not None
