@@ -84,7 +84,7 @@ def played(system: str, rate: float, toml: str) -> tuple[dict, int]:
     return summary(seen, SECONDS), preempted
 
 
-@pytest.mark.parametrize("rate", [0.75, 1.5, 2.25])
+@pytest.mark.parametrize("rate", [1.5])
 def test_the_urgent_come_first_and_little_is_lost(tmp_path, rate):
     (tmp_path / "t.toml").write_text(TOML)
     told = {system: played(system, rate, str(tmp_path / "t.toml")) for system in SYSTEMS}

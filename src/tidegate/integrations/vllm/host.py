@@ -29,6 +29,9 @@ from tidegate.observe.jsonlines import Lines
 PARKED = 64
 """Requests that wait for their grammar and are asked about in one step; the others follow in the next ones."""
 
+LEARN_EVERY = 4
+"""Of steps with as many decodes as the one before and no prompt, one in so many is learned from: they are all alike."""
+
 REASONS = {
     VllmReason.STOP: FinishReason.STOP,
     VllmReason.LENGTH: FinishReason.LENGTH,
@@ -78,6 +81,8 @@ class Host:
         self._farewells: list[tuple[int, Any]] = []
         self._plan: StepPlan | None = None
         self._last_done = -inf
+        self._decodes = 0
+        self._alike = 0
         self._queue = OfferedQueue(self._waiting, self._count_waiting)
         self._take_over()
 
@@ -206,9 +211,17 @@ class Host:
         busy = now - max(step.scheduled_at, self._last_done)
         self._last_done = now
         if step.plan is not None and step.prefill + step.decodes > 0:
-            self.scheduler.ctx.step_time.observe(step.prefill, step.decodes, step.plan.context, busy)
+            if self._is_news(step):
+                self.scheduler.ctx.step_time.observe(step.prefill, step.decodes, step.plan.context, busy)
             for observer in self.observers:
                 observer.step(step.plan, busy)
+
+    def _is_news(self, step: InFlight) -> bool:
+        """Whether the step model learns from it."""
+        alike = not step.prefill and step.decodes == self._decodes
+        self._alike = self._alike + 1 if alike else 0
+        self._decodes = step.decodes
+        return not self._alike % LEARN_EVERY
 
     def after_update(self, outputs: dict[int, Any]) -> None:
         """vLLM has applied the step: what it tells its clients is what our books take in."""

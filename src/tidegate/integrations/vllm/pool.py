@@ -89,7 +89,7 @@ class VllmPool(KvCache):
     def settle(self) -> None:
         """vLLM has taken blocks: what is left of each pledge."""
         pledged = 0
-        for holding in list(self._unfinished):
+        for holding in list(self._unfinished) if self._unfinished else ():
             self._show(holding)
             holding.pledge = max(0, holding.wanted - len(holding.table))
             pledged += holding.pledge

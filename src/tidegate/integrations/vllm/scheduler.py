@@ -114,8 +114,9 @@ class VllmScheduler(Scheduler):
 
     def plan(self, now: float) -> StepPlan:
         """What vLLM is to do in the next step, from what it did until now. `offered` and `limits_of` say the rest."""
-        for r in [r for r in self._clipped if r.emitted >= r.target]:
-            self._end(r, FinishReason.LENGTH_KV, now)
+        if self._clipped:
+            for r in [r for r in self._clipped if r.emitted >= r.target]:
+                self._end(r, FinishReason.LENGTH_KV, now)
         self.kv.refresh()
         self.running.refresh()
         return super().plan(now)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import compress, repeat
 from math import inf
-from operator import attrgetter
+from operator import attrgetter, mod, not_
 from typing import Any, NamedTuple
 
 from tidegate.core.decode_load import DecodeLoad
@@ -27,13 +28,11 @@ class Crossing(NamedTuple):
 class Decoding:
     """Those who decode in the step being planned. `clock` counts plans, `context` the KV tokens that they read.
 
-    Nobody gets more than one token a plan, so each is looked at when so many plans were made that it may need a block
-    or have its last token in flight, and again later if it was left out of some. Nothing is done for the others.
+    What is asked of each in every step is read from vLLM without a line of Python for each. Nobody gets more than one
+    token a plan, so last tokens in flight are looked for when so many plans were made that there may be one.
     """
 
-    __slots__ = (
-        "_filed", "_handles", "_joined", "_last_token_at", "_size", "_wheel", "clock", "context", "crossers", "members",
-    )  # fmt: skip
+    __slots__ = ("_handles", "_joined", "_last_token_at", "_size", "clock", "context", "crossers", "members")
 
     def __init__(self, block_size: int) -> None:
         self.clock = 0
@@ -43,8 +42,6 @@ class Decoding:
         self._joined: dict[Request, None] = {}
         self._handles: list[Any] | None = None  # of the members; None: these are to be listed anew
         self._size = block_size
-        self._wheel: list[dict[Request, None]] = [{} for _ in range(block_size)]
-        self._filed: dict[Request, int] = {}
         self._last_token_at = inf  # the clock at which somebody's last token may be in flight
 
     def __len__(self) -> int:
@@ -54,7 +51,6 @@ class Decoding:
         """`r` has computed its prompt: it decodes from the next refresh on."""
         self._joined[r] = None
         self._handles = None
-        self._file(r, self.clock + 1 + -_computed(r) % self._size)
         self._last_token_at = min(self._last_token_at, self.clock + 1 + _to_last(r))
 
     def leave(self, r: Request) -> None:
@@ -62,11 +58,10 @@ class Decoding:
         if r not in self._joined:
             return
         del self._joined[r]
-        del self._wheel[self._filed.pop(r)][r]
         self._handles = None
         if r in self.members:
             self.members = [m for m in self.members if m is not r]
-            self.context -= _computed(r) + 1
+            self.context -= r.planned + 1
         if r in self.crossers:
             self.crossers.remove(r)
 
@@ -79,28 +74,9 @@ class Decoding:
             self._last_token_at = self.clock + min((max(1, _to_last(r)) for r in self._joined), default=inf)
             self.members = [r for r in self._joined if not _last_in_flight(r)]
             self._handles = [r.handle for r in self.members]
-        self.context = sum(map(_COMPUTED, self._handles)) + len(self.members)
-        self.crossers = self._due_to_cross()
-
-    def _due_to_cross(self) -> list[Request]:
-        """Those who write the first position of a block in this step."""
-        spoke = self._wheel[self.clock % self._size]
-        if not spoke:
-            return []
-        found = []
-        for r in list(spoke):
-            ahead = -_computed(r) % self._size
-            if not ahead and not _last_in_flight(r):
-                found.append(r)
-            self._file(r, self.clock + (ahead or 1))  # it may be left out of the step, and then needs the block still
-        return found
-
-    def _file(self, r: Request, clock: int) -> None:
-        at = self._filed.get(r)
-        if at is not None:
-            del self._wheel[at][r]
-        at = self._filed[r] = clock % self._size
-        self._wheel[at][r] = None
+        computed = list(map(_COMPUTED, self._handles))
+        self.context = sum(computed) + len(computed)
+        self.crossers = list(compress(self.members, map(not_, map(mod, computed, repeat(self._size)))))
 
     def crossing(self) -> Crossing:
         return Crossing(self.crossers)
@@ -108,11 +84,6 @@ class Decoding:
     def ends(self) -> Iterator[tuple[int, int]]:
         """(clock of the last token, blocks at the peak) of each, by clock."""
         return iter(sorted((self.clock + r.target - r.sampled, r.footprint) for r in self.members))
-
-
-def _computed(r: Request) -> int:
-    handle: Any = r.handle
-    return int(handle.num_computed_tokens)
 
 
 def _to_last(r: Request) -> int:
