@@ -1,10 +1,10 @@
 """What Tidegate adds to a step of vLLM's scheduler: stock against ours, on its real classes, nothing computed.
 
-    python bench/vllm_step_cost.py [--json] [--policy joint …] [--steps 200] [--repeats 5]
+    python bench/vllm_step_cost.py [--json] [--policy joint …] [--steps 1000]
 
-Steady decode: `running` requests decode, `waiting` more lack seats; schedule plus update_from_output is timed, stock
-and ours in turns on the same load. Figures are the least of the repeats' medians, in microseconds. The environment of
-`scripts/install-vllm` has to run this.
+Steady decode: `running` requests decode, `waiting` more lack seats; schedule plus update_from_output is timed, 50
+steps of each system in turn on the same load. Figures are medians of the thread's CPU time, in microseconds, so that
+what else runs on the machine counts little. The environment of `scripts/install-vllm` has to run this.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tidegate.integrations.vllm import TidegateScheduler
 from tidegate.integrations.vllm.scripted import Engine, make_config, make_scheduler
 
 PROMPT = 64
+TURN = 50
 STOCK = "stock"
 
 
@@ -50,20 +51,26 @@ def load(policy: str, running: int, waiting: int) -> Engine:
     return engine
 
 
-def median(engine: Engine, steps: int) -> float:
-    """Median microseconds of vLLM's two calls in a step."""
-    times = []
+def cpu_time(engine: Engine) -> int:
+    """Nanoseconds of CPU that vLLM's two calls in a step take."""
+    start = time.thread_time_ns()
+    output = engine.schedule()
+    planned = time.thread_time_ns()
+    result = engine.compute()
+    computed = time.thread_time_ns()
+    engine.apply(output, result)
+    return planned - start + time.thread_time_ns() - computed
+
+
+def medians(loads: dict[str, Engine], steps: int) -> dict[str, float]:
+    """Median microseconds of a step of each, `TURN` steps in turn."""
     gc.collect()
     gc.freeze()
-    for _ in range(steps):
-        start = time.perf_counter_ns()
-        output = engine.schedule()
-        planned = time.perf_counter_ns()
-        result = engine.compute()
-        computed = time.perf_counter_ns()
-        engine.apply(output, result)
-        times.append(planned - start + time.perf_counter_ns() - computed)
-    return statistics.median(times) / 1e3
+    times: dict[str, list[int]] = {name: [] for name in loads}
+    for _ in range(steps // TURN):
+        for name, engine in loads.items():
+            times[name] += [cpu_time(engine) for _ in range(TURN)]
+    return {name: statistics.median(own) / 1e3 for name, own in times.items()}
 
 
 def main() -> None:
@@ -72,24 +79,20 @@ def main() -> None:
     args.add_argument("--policy", action="append")
     args.add_argument("--running", type=int, action="append")
     args.add_argument("--waiting", type=int, action="append")
-    args.add_argument("--steps", type=int, default=200)
-    args.add_argument("--repeats", type=int, default=5)
+    args.add_argument("--steps", type=int, default=1000)
     options = args.parse_args()
     rows = []
     for running in options.running or (64, 256):
         for waiting in options.waiting or (1_000, 10_000):
             loads = {name: load(name, running, waiting) for name in (STOCK, *(options.policy or ("fcfs", "joint")))}
-            best = dict.fromkeys(loads, float("inf"))
-            for _ in range(options.repeats):
-                for name, engine in loads.items():
-                    best[name] = min(best[name], median(engine, options.steps))
+            told = medians(loads, options.steps)
             rows += [
                 {
                     "policy": name,
                     "running": running,
                     "waiting": waiting,
-                    "step_us_p50": round(best[name], 1),
-                    "over_stock": round(best[name] / best[STOCK] - 1, 4),
+                    "step_us_p50": round(told[name], 1),
+                    "over_stock": round(told[name] / told[STOCK] - 1, 4),
                 }
                 for name in loads
             ]

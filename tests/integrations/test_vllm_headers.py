@@ -66,7 +66,15 @@ async def test_metadata_names_the_class_and_user_the_tenant():
     assert json.loads(got["body"])["vllm_xargs"] == {"slo_class": "batch", "tenant": "ann"}
 
 
-@pytest.mark.parametrize("body", [b"no json", b"[1]", b'{"prompt": "x"}', b'{"vllm_xargs": 3, "user": "ann"}'])
+async def test_a_client_does_not_outbid_the_class_that_a_gateway_set():
+    body = {"prompt": "x", "priority": -5, "vllm_xargs": {"slo_class": "interactive"}}
+    got, _ = await send(body, [(b"x-slo-class", b"batch")])
+    assert json.loads(got["body"]) == {"prompt": "x", "vllm_xargs": {"slo_class": "batch"}}
+    got, _ = await send(body)
+    assert got["body"] == json.dumps(body).encode()
+
+
+@pytest.mark.parametrize("body", [b"no json", b"[" * 100_000, b"[1]", b'{"prompt": "x"}', b'{"vllm_xargs": 3, "user": "ann"}'])
 async def test_what_claims_nothing_passes_as_it_is(body):
     got, _ = await send(body)
     assert got["body"] == body
@@ -121,7 +129,20 @@ def test_tenants():
     assert "secret" not in salted
 
 
-@pytest.mark.parametrize("xargs", [{"service_tier": "gold"}, {"tenant": ""}, {"tenant": 3}, {"queue_ttl_ms": "x"}])
+@pytest.mark.parametrize(
+    "xargs",
+    [
+        {"service_tier": "gold"},
+        {"service_tier": ["flex"]},
+        {"slo_class": ["batch"]},
+        {"slo_class": 3},
+        {"tenant": ""},
+        {"tenant": 3},
+        {"queue_ttl_ms": "x"},
+        {"slo_ttft_ms": 10**400},
+        {"slo_ttft_ms": [1.0]},
+    ],
+)
 def test_a_claim_that_cannot_be_read(xargs):
     with pytest.raises(BadClaim):
         CLAIMS.of(xargs, 0, None)

@@ -196,6 +196,21 @@ def test_a_packed_file_is_read_as_what_it_holds(tmp_path: Path) -> None:
         read_workload(path)
 
 
+def test_records_are_a_workload(tmp_path: Path) -> None:
+    """In the order of their ends, on whatever clock; of whoever had no output nobody knows how long it would be."""
+    row = {"tenant": "acme", "slo_class": "batch", "priority": 10, "finish_s": 1007.0, "replica": "0", "ttft_s": None}
+    rows = [
+        row | {"request_id": "shed", "arrival_s": 1000.0, "prompt_tokens": 5, "output_tokens": 0},
+        row | {"request_id": "b", "arrival_s": 1003.0, "prompt_tokens": 30, "output_tokens": 2},
+        row | {"request_id": "a", "arrival_s": 1001.5, "prompt_tokens": 40, "output_tokens": 9},
+    ]
+    path = written(tmp_path, "".join(json.dumps(r) + "\n" for r in rows))
+    assert read_workload(path).requests == (
+        WorkloadRequest(0.0, 40, 9, "acme", "batch", 10),
+        WorkloadRequest(1.5, 30, 2, "acme", "batch", 10),
+    )
+
+
 @pytest.mark.parametrize("line", ["3", "[1]", '"x"', "null", "1" * 5000, "[" * 100_000])
 @pytest.mark.parametrize("columns", [Columns(), FOREIGN])
 def test_a_line_that_is_no_object_is_named(tmp_path: Path, line: str, columns: Columns) -> None:

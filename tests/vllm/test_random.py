@@ -13,12 +13,38 @@ from vllm.v1.request import RequestStatus
 from tidegate.core.request import Status
 from tidegate.integrations.vllm import TidegateAsyncScheduler, TidegateScheduler
 from tidegate.integrations.vllm.scripted import Engine, make_config, make_scheduler, token, whole
+from tidegate.integrations.vllm.seats import VllmSeats
 
 POLICIES = ("fcfs", "priority", "sjf", "joint", "sla", "edf", "fair", "lcf", "mlfq", "prefix", "vllm-v1", "sglang-lpm")
 ENDED = {"STOP", "LENGTH", "ABORT"}
 
 
 PREEMPTED: Counter[str] = Counter()
+
+
+@pytest.fixture(autouse=True)
+def looked_at_one_by_one(monkeypatch):
+    """Who decodes, what they read and who needs a block is what a look at each of them says, before every plan."""
+    refresh = VllmSeats.refresh
+
+    def checked(seats: VllmSeats) -> None:
+        refresh(seats)
+        handles = {r: r.handle for r in seats.members if r not in seats.prefilling}
+        assert all(h.num_tokens + h.num_output_placeholders - h.num_computed_tokens <= 1 for h in handles.values())
+        decodes = {
+            r
+            for r, h in handles.items()
+            if not h.num_output_placeholders
+            or r.prompt_tokens + h.max_tokens > h.num_computed_tokens + 2 - h.num_output_placeholders
+        }
+        assert set(seats.decodes.members) == decodes
+        assert len(seats.decodes.members) == len(decodes)
+        assert seats.decodes.context == sum(handles[r].num_computed_tokens + 1 for r in decodes)
+        crossing = {r for r in decodes if not handles[r].num_computed_tokens % seats.kv.block_size}
+        assert set(seats.decodes.crossers) == crossing
+        assert len(seats.decodes.crossers) == len(crossing)
+
+    monkeypatch.setattr(VllmSeats, "refresh", checked)
 
 
 def check(engine: Engine) -> None:

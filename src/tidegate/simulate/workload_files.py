@@ -149,7 +149,9 @@ def read_requests(path: Path, columns: Columns | None = None) -> Iterator[Worklo
     JSONL (one object a line) or CSV (with a header), told apart by the suffix, also with .gz. Fields are those
     of `WorkloadRequest`; arrival_s, prompt_tokens and output_tokens are required. In CSV an empty cell
     means the default and hash_ids are separated by spaces. Arrivals that are stamps count from the first
-    line's, so one of an unsorted file may be below 0. Raises InputError naming the file and the line.
+    line's, so one of an unsorted file may be below 0. Records (observe/records.py) are read as they are; those
+    without an output are left out, since nobody knows how long they would have been. Raises InputError naming the
+    file and the line.
     """
     columns = columns or Columns()
     reader = _READERS.get(_suffix(path))
@@ -164,7 +166,13 @@ def read_requests(path: Path, columns: Columns | None = None) -> Iterator[Worklo
                 try:
                     row = columns.of(raw)
                     unseen = unseen.difference(raw) if unseen and isinstance(raw, dict) else unseen
-                    stamps = columns.stamps(row) if index == 0 else stamps
+                    if _is_record(raw) and not columns.named:
+                        row = {name: raw[name] for name in FIELDS if name in raw}
+                        stamps = stamps or Stamps("s")
+                        if row.get("output_tokens") == 0:
+                            continue
+                    elif index == 0:
+                        stamps = columns.stamps(row)
                     request = _request(row, stamps)
                 except ValidationError as e:
                     raise InputError(f"{path}:{line}: {_complaint(e, raw)}") from e
@@ -177,6 +185,11 @@ def read_requests(path: Path, columns: Columns | None = None) -> Iterator[Worklo
         raise InputError(f"cannot read {path}: {getattr(e, 'strerror', None) or e}") from e
     for column in sorted(unseen) if isinstance(raw, dict) and raw else ():
         raise InputError(f"{path}: no line has a value in the mapped column {column!r}; {nearest(column, [*raw])}")
+
+
+def _is_record(row: Any) -> bool:
+    """Whether a row tells how a request was served."""
+    return isinstance(row, dict) and "request_id" in row and "finish_s" in row
 
 
 def _suffix(path: Path) -> str:

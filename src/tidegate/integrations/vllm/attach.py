@@ -37,7 +37,8 @@ def attach(engine: Any, clock: Callable[[], float], wall: Callable[[], float]) -
     context = PolicyContext(build_predictor(config.predictor), LearnedStepTime())
     parts = (config, config.build_policy(), find_limits(config, engine), context, clock, wall)
     host = ShadowHost(engine, *parts) if config.vllm.mode == "shadow" else Host(engine, *parts)
-    host.observers = observers_of(config, host, engine.log_stats)
+    rank = engine.vllm_config.parallel_config.data_parallel_index
+    host.observers = observers_of(config, host, engine.log_stats, rank)
     _log.info("Tidegate %s by policy %s", _DOES[config.vllm.mode], config.scheduler.policy)
     return host
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from math import inf
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from tidegate.config import Config
 from tidegate.core.limits import Limits
 from tidegate.core.plan import StepPlan
 from tidegate.core.policy import Policy, PolicyContext
-from tidegate.core.request import UNSERVED, FinishReason
+from tidegate.core.request import UNSERVED, FinishReason, Rejection
 from tidegate.errors import RequestRefused
 from tidegate.integrations.vllm.hosted import HostedRequest
 from tidegate.integrations.vllm.identity import BadClaim, Claim, Claims
@@ -28,6 +28,9 @@ from tidegate.observe.jsonlines import Lines
 
 PARKED = 64
 """Requests that wait for their grammar and are asked about in one step; the others follow in the next ones."""
+
+LEARN_EVERY = 4
+"""Of steps with as many decodes as the one before and no prompt, one in so many is learned from: they are all alike."""
 
 REASONS = {
     VllmReason.STOP: FinishReason.STOP,
@@ -78,6 +81,8 @@ class Host:
         self._farewells: list[tuple[int, Any]] = []
         self._plan: StepPlan | None = None
         self._last_done = -inf
+        self._decodes = 0
+        self._alike = 0
         self._queue = OfferedQueue(self._waiting, self._count_waiting)
         self._take_over()
 
@@ -95,13 +100,19 @@ class Host:
             r = self._hosted(handle, self._claim(handle), now)
             self.scheduler.add(r, now)
         except BadClaim as bad:
-            self._turn_away(handle, str(bad))
+            self._refuse(handle, str(bad), now)
         except RequestRefused as refusal:
             self._turn_away(handle, f"{refusal.reason}: {refusal}")
         else:
             if r.not_before > now:
                 self._parked[r] = None
         self._deliver()
+
+    def _refuse(self, handle: Any, why: str, now: float) -> None:
+        """`handle` claims what there is not: it never becomes a request of ours, and is told here alone."""
+        line = {"event": "rejected", "reason": Rejection.BAD_REQUEST.value, "message": why}
+        self._write({**line, "request_id": handle.request_id}, now)
+        self._turn_away(handle, why)
 
     def finished(self, handles: Iterable[Any], status: Any) -> None:
         """vLLM has ended these before their time."""
@@ -200,9 +211,17 @@ class Host:
         busy = now - max(step.scheduled_at, self._last_done)
         self._last_done = now
         if step.plan is not None and step.prefill + step.decodes > 0:
-            self.scheduler.ctx.step_time.observe(step.prefill, step.decodes, step.plan.context, busy)
+            if self._is_news(step):
+                self.scheduler.ctx.step_time.observe(step.prefill, step.decodes, step.plan.context, busy)
             for observer in self.observers:
                 observer.step(step.plan, busy)
+
+    def _is_news(self, step: InFlight) -> bool:
+        """Whether the step model learns from it."""
+        alike = not step.prefill and step.decodes == self._decodes
+        self._alike = self._alike + 1 if alike else 0
+        self._decodes = step.decodes
+        return not self._alike % LEARN_EVERY
 
     def after_update(self, outputs: dict[int, Any]) -> None:
         """vLLM has applied the step: what it tells its clients is what our books take in."""
@@ -246,6 +265,11 @@ class Host:
         if events:
             for observer in self.observers:
                 observer.events(events)
+
+    def _write(self, line: Mapping[str, Any], now: float) -> None:
+        """A line of the decision log that no event of ours is."""
+        if self.out is not None:
+            self.out.write({"time": now, **line})
 
     def _waiting(self) -> Iterator[Any]:
         yield from (r.handle for r in (*self.scheduler.waiting, *self._parked))

@@ -64,12 +64,12 @@ class Claims:
     def _named(self, xargs: Mapping[str, Any]) -> SloClass | None:
         name, tier = xargs.get("slo_class"), xargs.get("service_tier")
         if name is not None:
-            if name not in self._classes:
+            if not isinstance(name, str) or name not in self._classes:
                 raise BadClaim(f"unknown slo_class {name!r}; known classes are {', '.join(self._classes)}")
             return self._classes[name]
         if tier is None or tier in _AUTO:
             return None
-        if tier not in self._tiers:
+        if not isinstance(tier, str) or tier not in self._tiers:
             raise BadClaim(f"unknown service_tier {tier!r}; known tiers are {', '.join((*_AUTO, *self._tiers))}")
         return self._classes[self._tiers[tier]]
 
@@ -85,7 +85,7 @@ def milliseconds(value: Any, name: str) -> float:
     """`value` as a time. Raises BadClaim where it is none."""
     try:
         time = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         time = 0.0
     if not (isfinite(time) and time > 0):
         raise BadClaim(f"{name} must be a number of milliseconds above 0, not {value!r}")

@@ -63,7 +63,7 @@ def with_claims(body: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
     sent = {name: _checked(name, value) for name, value in named.items()}
     try:
         request = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return body
     if not isinstance(request, dict) or not isinstance(request.get("vllm_xargs") or {}, dict):
         return body
@@ -76,6 +76,8 @@ def with_claims(body: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
     fields = {name: value for name, value in said.items() if isinstance(value, str) and value}
     if not fields and not sent:
         return body
+    if "slo_class" in sent:
+        request.pop("priority", None)  # the class says how urgent it is; a client does not outbid a gateway
     request["vllm_xargs"] = {**fields, **(request.get("vllm_xargs") or {}), **sent}
     return json.dumps(request).encode()
 

@@ -16,7 +16,7 @@ from tidegate.config import Config
 from tidegate.core.events import Event, Finished
 from tidegate.core.plan import StepPlan
 from tidegate.integrations.vllm.scheduler import VllmScheduler
-from tidegate.observe.decisions import DecisionLog, RecordLog
+from tidegate.observe.decisions import DecisionLog, Labelled, RecordLog
 from tidegate.observe.jsonlines import JsonLines, Lines
 from tidegate.observe.metrics import Metrics
 from tidegate.observe.steplog import StepRow, causal_pairs
@@ -40,26 +40,33 @@ class Observer(Protocol):
         """Write what waits. Idempotent."""
 
 
-def observers_of(config: Config, host: Host, metrics: bool) -> list[Observer]:
+def observers_of(config: Config, host: Host, metrics: bool, rank: int) -> list[Observer]:
     """Those that `[observe]` asks for, whose lines have the formats of our own engine, and Prometheus.
 
-    In shadow mode what would have been goes to the decision log as well.
+    In shadow mode what would have been goes to the decision log as well. `rank` is the engine's among those of one
+    vLLM (data parallelism): each is a process that writes files of its own.
     """
     observe, scheduler = config.observe, host.scheduler
     found: list[Observer] = []
     if observe.decisions is not None:
-        decisions = JsonLines(Path(observe.decisions), observe.max_bytes)
+        decisions = JsonLines(of_rank(observe.decisions, rank), observe.max_bytes)
         found.append(LogFile(decisions, ExplainedDecisions(decisions, scheduler)))
         host.out = decisions
     if observe.records is not None:
-        records = JsonLines(Path(observe.records), observe.max_bytes)
-        found.append(LogFile(records, RecordLog(records)))
+        records = JsonLines(of_rank(observe.records, rank), observe.max_bytes)
+        found.append(LogFile(records, RecordLog(Labelled(records, str(rank)))))
     if observe.steps is not None:
-        steps = JsonLines(Path(observe.steps), observe.max_bytes)
-        found.append(LogFile(steps, StepLog(steps, scheduler)))
+        steps = JsonLines(of_rank(observe.steps, rank), observe.max_bytes)
+        found.append(LogFile(steps, StepLog(steps, scheduler, str(rank))))
     if metrics:
         found.append(Exported(config, scheduler))
     return found
+
+
+def of_rank(path: str, rank: int) -> Path:
+    """`records.jsonl` of the first engine, `records.1.jsonl` of the next."""
+    whole = Path(path)
+    return whole.with_suffix(f".{rank}{whole.suffix}") if rank else whole
 
 
 class Log(Protocol):
@@ -83,7 +90,8 @@ class LogFile:
 
 
 class ExplainedDecisions(DecisionLog):
-    """A decision log that explains whoever was promised something and did not get it: all its decisions in one line."""
+    """A decision log that explains every request when it has ended: what is known of it and its last decisions in one
+    line, as `explain` tells it, since nobody can ask a scheduler in vLLM's process."""
 
     def __init__(self, out: Lines, scheduler: VllmScheduler) -> None:
         super().__init__(out)
@@ -94,17 +102,18 @@ class ExplainedDecisions(DecisionLog):
         """One line for each decision."""
         super().events(events)
         for event in events:
-            if isinstance(event, Finished) and event.missed:
+            if isinstance(event, Finished):
                 told = self._scheduler.explain(event.request.id)
-                self._out.write({"time": event.now, "event": "explained", **(told or {})})
+                self._out.write({"time": event.now, "event": "explained", "missed": event.missed, **(told or {})})
 
 
 class StepLog:
     """A line for every step; who waits and what is free is counted when it was computed."""
 
-    def __init__(self, out: Lines, scheduler: VllmScheduler) -> None:
+    def __init__(self, out: Lines, scheduler: VllmScheduler, replica: str) -> None:
         self._out = out
         self._scheduler = scheduler
+        self._replica = replica
 
     def events(self, events: Sequence[Event]) -> None:
         """Steps are about plans."""
@@ -122,7 +131,7 @@ class StepLog:
             waiting=len(scheduler.waiting),
             free_blocks=scheduler.kv.available,
             preempted=len(plan.preempted),
-            replica="0",
+            replica=self._replica,
             prefill_context=sum(chunk.start for chunk in plan.chunks),
             prefill_pairs=sum(causal_pairs(chunk.start, chunk.length) for chunk in plan.chunks),
         )

@@ -7,7 +7,7 @@ the planner starts a prompt only if all of it will fit, so what an unfinished pr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import Any
 
@@ -16,9 +16,6 @@ from tidegate.core.hashing import BlockHash
 from tidegate.core.kv import KvCache, Lease
 from tidegate.integrations.vllm.hosted import HostedRequest
 
-PROBES = 4
-"""Watched blocks that are looked for in one step; the others follow in the next ones."""
-
 LOOK_EVERY = 8
 """Steps after which whoever comes first for its cached prefix is looked at again, in case it was evicted."""
 
@@ -26,17 +23,21 @@ _GROUP = (0,)
 
 
 class Holding(Lease):
-    """What one request holds in vLLM: `wanted` blocks were promised to it in all, `pledge` it has yet to take."""
+    """What one request holds in vLLM: `wanted` blocks were promised to it in all, `pledge` it has yet to take.
 
-    __slots__ = ("_tables", "pledge", "wanted")
+    The first `shown` were full when that was last looked at.
+    """
+
+    __slots__ = ("_tables", "pledge", "shown", "wanted")
 
     owner: HostedRequest
 
-    def __init__(self, tables: Any, owner: HostedRequest, wanted: int, pledge: int) -> None:
+    def __init__(self, tables: Any, owner: HostedRequest, wanted: int, pledge: int, shown: int) -> None:
         self._tables = tables
         self.owner = owner
         self.wanted = wanted
         self.pledge = pledge
+        self.shown = shown
         self.released = False
 
     @property
@@ -63,7 +64,7 @@ class VllmPool(KvCache):
         self.evictions = 0
         self.ranks = False
         self.watched: Collection[BlockHash] = ()
-        self._probing: Iterator[BlockHash] = iter(())
+        self._appeared: list[BlockHash] = []
         self._unfinished: dict[Holding, None] = {}
         self._awaited: dict[BlockHash, Lease] = {}
         self._coming: set[BlockHash] = set()
@@ -88,12 +89,21 @@ class VllmPool(KvCache):
     def settle(self) -> None:
         """vLLM has taken blocks: what is left of each pledge."""
         pledged = 0
-        for holding in list(self._unfinished):
+        for holding in list(self._unfinished) if self._unfinished else ():
+            self._show(holding)
             holding.pledge = max(0, holding.wanted - len(holding.table))
             pledged += holding.pledge
             if not holding.pledge and holding.owner.planned >= holding.owner.prompt_tokens:
                 del self._unfinished[holding]
         self._pledged = pledged
+
+    def _show(self, holding: Holding) -> None:
+        """vLLM caches what it schedules: somebody may wait for blocks of this prompt."""
+        full = holding.owner.planned // self.block_size
+        if full > holding.shown:
+            names = holding.owner.block_hashes[holding.shown : full]
+            self._appeared += [name for name in names if name in self.watched]
+            holding.shown = full
 
     @property
     def free(self) -> int:
@@ -151,7 +161,7 @@ class VllmPool(KvCache):
 
     def reserve(self, match: Match, blocks: int, owner: object = None) -> Holding:
         assert isinstance(owner, HostedRequest)
-        holding = Holding(self._tables, owner, match.blocks + blocks, blocks + match.idle)
+        holding = Holding(self._tables, owner, match.blocks + blocks, blocks + match.idle, match.blocks)
         self._unfinished[holding] = None
         self._pledged += holding.pledge
         return holding
@@ -185,18 +195,14 @@ class VllmPool(KvCache):
 
     @property
     def has_appeared(self) -> bool:
-        """Whether it is worth looking: vLLM does not say what it has cached."""
-        return bool(self.watched)
+        """Whether blocks have been computed that somebody waits for."""
+        return bool(self._appeared)
 
     def take_appeared(self) -> list[BlockHash]:
-        """Watched blocks that are cached by now, of the few that are looked for in this step."""
-        if not self.watched:
-            return []
-        names = list(islice(self._probing, PROBES))
-        if len(names) < PROBES:
-            self._probing = iter(list(self.watched))
+        """Watched blocks that were computed since the last call, and are cached."""
+        appeared, self._appeared = self._appeared, []
         find = self._blocks.get_cached_block
-        return [name for name in names if name in self.watched and find(name, _GROUP) is not None]
+        return [name for name in appeared if find(name, _GROUP) is not None]
 
 
 def _blocks(match: Match) -> Sequence[Any]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
+from itertools import chain
+from operator import attrgetter
 from typing import Any, Protocol
 
 from tidegate.core.events import Emitted
@@ -24,6 +26,7 @@ from tidegate.integrations.vllm.hosted import HostedRequest
 from tidegate.integrations.vllm.planner import VllmPlanner
 from tidegate.integrations.vllm.pool import VllmPool
 from tidegate.integrations.vllm.seats import Expected, VllmSeats
+from tidegate.integrations.vllm.streams import Streams
 
 
 class Hands(Protocol):
@@ -71,6 +74,12 @@ class Output(Protocol):
     finish_reason: Any
 
 
+# What is asked of every output in every step, without a line of Python for each.
+_ID = attrgetter("request_id")
+_TOKENS = attrgetter("new_token_ids")
+_REASON = attrgetter("finish_reason")
+
+
 class VllmScheduler(Scheduler):
     """`engine` is vLLM's scheduler, of which only the requests, the running list and the pool are read."""
 
@@ -82,6 +91,7 @@ class VllmScheduler(Scheduler):
     def __init__(self, policy: Policy, limits: Limits, ctx: PolicyContext, engine: Any, hands: Hands) -> None:
         self._engine = engine
         self._clipped: set[Request] = set()
+        self._streams = Streams()
         super().__init__(without_turns(policy), limits, ctx)
         self._lifecycle.hands = hands
         self._order_version = -1
@@ -104,8 +114,9 @@ class VllmScheduler(Scheduler):
 
     def plan(self, now: float) -> StepPlan:
         """What vLLM is to do in the next step, from what it did until now. `offered` and `limits_of` say the rest."""
-        for r in [r for r in self._clipped if r.emitted >= r.target]:
-            self._end(r, FinishReason.LENGTH_KV, now)
+        if self._clipped:
+            for r in [r for r in self._clipped if r.emitted >= r.target]:
+                self._end(r, FinishReason.LENGTH_KV, now)
         self.kv.refresh()
         self.running.refresh()
         return super().plan(now)
@@ -166,34 +177,25 @@ class VllmScheduler(Scheduler):
     def computed(self, outputs: Iterable[Output], step: int, now: float) -> list[Output]:
         """A step was computed: the tokens, as vLLM tells them. Returns the outputs that end a request."""
         self.ctx.now = now
-        requests: list[Request] = []
-        tokens: list[int] = []
-        first: list[Request] = []
-        ends: list[Output] = []
         known = self._lifecycle.requests
-        for output in outputs:
-            r = known.get(output.request_id)
-            if r is None:
-                continue
-            new = output.new_token_ids
-            if new:
-                last = r.last_token_at
-                if last is not None:
-                    r.gaps.append(now - last)
-                else:
-                    r.first_token_at = now
-                    first.append(r)
-                r.last_token_at = now
-                requests.append(r)
-                tokens.append(new[-1])
-            if output.finish_reason is not None:
-                ends.append(output)
-        if requests:
-            self._lifecycle.events.append(Emitted(now, step, requests, tokens, len(tokens) - len(first), first))
-        return ends
+        told = list(outputs)
+        ids, tokens = list(map(_ID, told)), list(map(_TOKENS, told))
+        if not self._streams.go_on(ids) or not all(tokens):
+            told = [o for o in told if o.request_id in known]
+            ids = [o.request_id for o in told if o.new_token_ids]
+            tokens = [o.new_token_ids for o in told if o.new_token_ids]
+        if ids:
+            requests, first = self._streams.emitted(ids, known, now)
+            each = list(chain.from_iterable(tokens))  # one of each: nobody speculates
+            self._lifecycle.events.append(Emitted(now, step, requests, each, len(each) - len(first), first))
+        reasons = list(map(_REASON, told))
+        if reasons.count(None) == len(told):
+            return []
+        return [o for o, reason in zip(told, reasons, strict=True) if reason is not None]
 
     def _end(self, r: Request, reason: FinishReason, now: float) -> None:
         self._clipped.discard(r)
+        self._streams.end(r)
         super()._end(r, reason, now)
 
     def ended(self, request_id: str, reason: FinishReason, now: float) -> None:

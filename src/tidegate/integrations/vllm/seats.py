@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import compress, repeat
+from math import inf
+from operator import attrgetter, mod, not_
 from typing import Any, NamedTuple
 
 from tidegate.core.decode_load import DecodeLoad
@@ -23,18 +26,57 @@ class Crossing(NamedTuple):
 
 
 class Decoding:
-    """Those who decode in the step being planned. `clock` counts plans, `context` the KV tokens that they read."""
+    """Those who decode in the step being planned. `clock` counts plans, `context` the KV tokens that they read.
 
-    __slots__ = ("clock", "context", "crossers", "members")
+    What is asked of each in every step is read from vLLM without a line of Python for each. Nobody gets more than one
+    token a plan, so last tokens in flight are looked for when so many plans were made that there may be one.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_handles", "_joined", "_last_token_at", "_size", "clock", "context", "crossers", "members")
+
+    def __init__(self, block_size: int) -> None:
         self.clock = 0
         self.context = 0
         self.members: list[Request] = []
         self.crossers: list[Request] = []
+        self._joined: dict[Request, None] = {}
+        self._handles: list[Any] | None = None  # of the members; None: these are to be listed anew
+        self._size = block_size
+        self._last_token_at = inf  # the clock at which somebody's last token may be in flight
 
     def __len__(self) -> int:
         return len(self.members)
+
+    def join(self, r: Request) -> None:
+        """`r` has computed its prompt: it decodes from the next refresh on."""
+        self._joined[r] = None
+        self._handles = None
+        self._last_token_at = min(self._last_token_at, self.clock + 1 + _to_last(r))
+
+    def leave(self, r: Request) -> None:
+        """`r` decodes no more, in the step being planned neither."""
+        if r not in self._joined:
+            return
+        del self._joined[r]
+        self._handles = None
+        if r in self.members:
+            self.members = [m for m in self.members if m is not r]
+            self.context -= r.planned + 1
+        if r in self.crossers:
+            self.crossers.remove(r)
+
+    def refresh(self) -> None:
+        """A step is to be planned: who of those that joined decodes in it, and who of them needs a block."""
+        self.clock += 1
+        if self.clock >= self._last_token_at:
+            self._handles = None
+        if self._handles is None:
+            self._last_token_at = self.clock + min((max(1, _to_last(r)) for r in self._joined), default=inf)
+            self.members = [r for r in self._joined if not _last_in_flight(r)]
+            self._handles = [r.handle for r in self.members]
+        computed = list(map(_COMPUTED, self._handles))
+        self.context = sum(computed) + len(computed)
+        self.crossers = list(compress(self.members, map(not_, map(mod, computed, repeat(self._size)))))
 
     def crossing(self) -> Crossing:
         return Crossing(self.crossers)
@@ -42,6 +84,22 @@ class Decoding:
     def ends(self) -> Iterator[tuple[int, int]]:
         """(clock of the last token, blocks at the peak) of each, by clock."""
         return iter(sorted((self.clock + r.target - r.sampled, r.footprint) for r in self.members))
+
+
+def _to_last(r: Request) -> int:
+    """Plans before the last token of `r` can be in flight, at the fastest."""
+    handle: Any = r.handle
+    return int(r.prompt_tokens + handle.max_tokens - 1 - handle.num_computed_tokens)
+
+
+def _last_in_flight(r: Request) -> bool:
+    """Whether the last token of `r` is in a step in flight: vLLM leaves it out then."""
+    handle: Any = r.handle
+    placed = handle.num_output_placeholders
+    return bool(placed and r.prompt_tokens + handle.max_tokens <= handle.num_computed_tokens + 2 - placed)
+
+
+_COMPUTED = attrgetter("num_computed_tokens")
 
 
 class Expected(ExpectedGrowth):
@@ -78,7 +136,7 @@ class VllmSeats(Running):
     def __init__(self, kv: KvCache, limits: Limits, engine: Any, expected: Expected | None = None) -> None:
         self.kv = kv
         self.expected = expected
-        self.decodes = Decoding()
+        self.decodes = Decoding(limits.block_size)
         self.load = DecodeLoad((self.decodes,))
         self.cohorts = None
         self.turn = None
@@ -94,36 +152,22 @@ class VllmSeats(Running):
         self.on_decode = None
         self._engine = engine
         self._max = limits.max_num_seqs
-        self._size = limits.block_size
         self._tiers: dict[int, int] = {}
         self._others = 0
 
     def refresh(self) -> None:
         """A step is to be planned: who decodes, who has a prompt to compute, who takes a seat without our doing."""
-        size, decodes, prefilling = self._size, self.decodes, self.prefilling
-        decodes.clock += 1
-        members: list[Request] = []
-        crossers: list[Request] = []
-        context = 0
-        for r in self.members:
+        for r in list(self.prefilling):
             h: Any = r.handle
-            computed, placed = h.num_computed_tokens, h.num_output_placeholders
-            if r in prefilling:
-                if h.num_tokens + placed - computed > 1:
-                    continue
+            if h.num_tokens + h.num_output_placeholders - h.num_computed_tokens <= 1:
                 self._start_decoding(r)
-            if placed and r.prompt_tokens + h.max_tokens <= computed + 2 - placed:
-                continue  # its last token is in flight
-            members.append(r)
-            context += computed + 1
-            if not computed % size:
-                crossers.append(r)
-        decodes.members, decodes.crossers, decodes.context = members, crossers, context
+        self.decodes.refresh()
         engine = self._engine
         self._others = max(0, len(engine.running) + engine.num_waiting_for_streaming_input - len(self.members))
 
     def _start_decoding(self, r: Request) -> None:
         del self.prefilling[r]
+        self.decodes.join(r)
         self.load.add(r)
         if self.on_decode is not None:
             self.on_decode(r)
@@ -178,12 +222,7 @@ class VllmSeats(Running):
     def suspend(self, r: Request) -> None:
         """Plan as if `r` did not run."""
         self._leave(r)
-        decodes = self.decodes
-        if r in decodes.members:
-            decodes.members.remove(r)
-            decodes.context -= r.planned + 1
-        if r in decodes.crossers:
-            decodes.crossers.remove(r)
+        self.decodes.leave(r)
 
     def _leave(self, r: Request) -> None:
         assert r.lease is not None

@@ -24,6 +24,14 @@ OWNED = {
     **{f"scheduler.{tier}_{size}": _SWAP for tier in ("host", "disk") for size in ("blocks", "kv_memory")},
     "scheduler.disk_kv_path": _SWAP,
     "policy.*.max_stride": "everybody decodes in every step inside vLLM",
+    "model.name": "vLLM's own argument says it",
+    "model.dtype": "vLLM's --dtype says it",
+    "model.threads": "vLLM's VLLM_CPU_OMP_THREADS_BIND says it",
+    "server.host": "vLLM's --host says it",
+    "server.port": "vLLM's --port says it",
+    "server.api_keys": "vLLM's --api-key says who may come, and knows no tenants",
+    "server.max_body_bytes": "vLLM takes the bodies",
+    "server.drain_seconds": "vLLM's --shutdown-timeout says it",
 }
 """Options that are our own engine's alone, and what says it inside vLLM."""
 

@@ -138,9 +138,9 @@ class ShadowHost(Host):
         self._parked.pop(r, None)
         r.let_go()
 
-    def _turn_away(self, handle: Any, why: str, *_: Any) -> None:
-        """Nobody is turned away in the shadow; a claim that cannot be read is vLLM's request, not ours."""
-        self._write({"event": "would refuse", "request_id": handle.request_id, "why": why}, self._clock())
+    def _refuse(self, handle: Any, why: str, now: float) -> None:
+        """A claim that cannot be read is vLLM's request, not ours."""
+        self._write({"event": "would refuse", "request_id": handle.request_id, "why": why}, now)
 
     def _compare(self, admitted: list[str], preempted: Iterable[str], plan: StepPlan, now: float) -> None:
         """A line where ours would have admitted or preempted others than vLLM did, and for every end of ours."""
@@ -161,7 +161,3 @@ class ShadowHost(Host):
         for r, why in scheduler.would_end:
             self._write({"event": "would end", "request_id": r.id, "reason": why}, now)
         scheduler.would_end = []
-
-    def _write(self, line: Mapping[str, Any], now: float) -> None:
-        if self.out is not None:
-            self.out.write({"time": now, **line})
