@@ -6,7 +6,8 @@ Each system is started anew, in turns (every other round the other way round), a
 requests at once (256 tokens in, 96 out), one offline request every 2 s (128 in, 32 out), and interactive ones at
 `--rate` a second with exponential gaps (64 in, 24 out), for `--seconds`. 16 seats, 256 tokens a step, 110 KV blocks of
 32: batch alone saturates the engine, and stock preempts for want of memory. All outputs have their full length.
-Promises: interactive first token in 1 s, offline whole in 10 s, batch whole in 45 s.
+Promises: interactive first token in 1 s, offline whole in 10 s, batch whole in 45 s. Ours is told that outputs are
+short (who was preempted returns when 32 more are covered), and to keep 5 % of the blocks free for whoever comes.
 
 Tokens a second are prompts and outputs until the last request has ended. The last batch requests leave seats empty for
 want of others, so the rate while there is no want of work is told beside it: until `--seconds`, prompts counted with
@@ -42,6 +43,10 @@ RATES = (0.75, 1.5, 2.25)
 TOML = """
 [scheduler]
 policy = "joint"
+watermark = 0.05
+resume_span = 32
+[policy.joint]
+victim = "lowest-priority"
 [classes.interactive]
 ttft = 1.0
 tpot = "none"

@@ -75,7 +75,14 @@ async def test_a_client_does_not_outbid_the_class_that_a_gateway_set():
 
 
 @pytest.mark.parametrize(
-    "body", [b"no json", b"[" * 100_000, b"[1]", b'{"prompt": "x"}', b'{"vllm_xargs": 3, "user": "ann"}']
+    "body",
+    [
+        b"no json",
+        pytest.param(b"[" * 100_000, id="deep"),
+        b"[1]",
+        b'{"prompt": "x"}',
+        b'{"vllm_xargs": 3, "user": "ann"}',
+    ],
 )
 async def test_what_claims_nothing_passes_as_it_is(body):
     got, _ = await send(body)

@@ -17,19 +17,11 @@ from tidegate.integrations.vllm import TidegateScheduler
 from tidegate.integrations.vllm.attach import attach
 from tidegate.integrations.vllm.scripted import Engine, make_config, make_scheduler
 
-SECONDS = 20.0
-BATCH = 50
+SECONDS = 40.0
 
 
 def seconds_of(prefill: int, decodes: int) -> float:
     return 0.028 + 0.00037 * prefill + 0.00025 * decodes + 0.011 * (prefill > 0)
-
-
-def load(rate: float) -> list[tuple[float, str]]:
-    """The bench's load with half of the batch and half of the time."""
-    told = arrivals(rate, SECONDS)
-    batch = [one for one in told if one[1] == "batch"]
-    return sorted([*batch[:BATCH], *(one for one in told if one[1] != "batch")])
 
 
 def played(system: str, rate: float, toml: str) -> tuple[dict, int]:
@@ -46,7 +38,7 @@ def played(system: str, rate: float, toml: str) -> tuple[dict, int]:
         policy="priority" if system == "stock priority" else "fcfs",
     )  # fmt: skip
     engine = Engine(make_scheduler(Clocked if system == "tidegate" else Scheduler, config))
-    coming = list(reversed(load(rate)))
+    coming = list(reversed(arrivals(rate, SECONDS)))
     kinds, times = {}, defaultdict(list)
     preempted = 0
     while coming or engine.scheduler.has_requests():
@@ -89,11 +81,11 @@ def test_the_urgent_come_first_and_little_is_lost(tmp_path, rate):
     (tmp_path / "t.toml").write_text(TOML)
     told = {system: played(system, rate, str(tmp_path / "t.toml")) for system in SYSTEMS}
     (fcfs, gave_way), (priority, _), (ours, _) = (told[system] for system in SYSTEMS)
-    assert gave_way > 5  # stock's own, for want of memory
+    assert gave_way > 20  # stock's own, for want of memory
     assert ours["interactive"]["ttft_p99_s"] * 3 <= fcfs["interactive"]["ttft_p99_s"]
     assert ours["interactive"]["ttft_p99_s"] <= 1.1 * priority["interactive"]["ttft_p99_s"]
     assert ours["interactive"]["attained"] >= priority["interactive"]["attained"]
     assert ours["offline"]["attained"] >= priority["offline"]["attained"]
     assert ours["tokens_per_s"] >= 0.95 * fcfs["tokens_per_s"]
     assert ours["tokens_per_s_loaded"] >= 0.95 * fcfs["tokens_per_s_loaded"]
-    assert ours["batch"]["e2e_mean_s"] < priority["batch"]["e2e_mean_s"]
+    assert ours["batch"]["attained"] > priority["batch"]["attained"]
