@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -108,7 +109,7 @@ async def gateway(behind: Sequence[Backend | Engine], **options: Any) -> AsyncIt
     replicas = [{"name": b.name, "url": b.url} for b in behind]
     config = resolve({"gateway": {"route": "least-loaded", "replicas": replicas, **options}})
     ends = Ends()
-    service = Service(config, [ends])
+    service = Service(config, os.environ, [ends])
     server = await asyncio.get_running_loop().create_server(service.client, "127.0.0.1", 0, backlog=512)
     port = server.sockets[0].getsockname()[1]
     # No limit, and no certificates: nothing here is encrypted.

@@ -16,6 +16,7 @@ from tests.gateway.engines import ByHand, job
 from tidegate.api.errors import ApiError
 from tidegate.config import Config, resolve
 from tidegate.core.predict import HistoryPredictor
+from tidegate.core.slo import Slo
 from tidegate.gateway.dispatch import Dispatch
 from tidegate.gateway.job import Job
 from tidegate.routing.choice import Choice
@@ -175,8 +176,38 @@ async def test_fairness_does_not_put_batch_before_chat() -> None:
     assert held.order == ["0", "c0", "c1", "c2", "b"]
 
 
-async def test_isolated_pools_do_not_block_each_other() -> None:
-    raw = {"gateway": {"pools": {"mode": "isolated", "classes": {"batch": "bulk", "interactive": "chat"}}}}
+async def test_outputs_count_as_service() -> None:
+    held = Held({}, ReplicaView("a", seats=1))
+    await held.ask(job("0", tenant="wordy"))
+    await held.ask(job("1", tenant="wordy"), job("2", tenant="terse", tokens=300))
+    await held.end("0", outputs=5000)
+    assert held.order == ["0", "2"]
+
+
+@pytest.mark.parametrize("fair", [True, False])
+async def test_whose_promise_becomes_urgent_while_it_waits_comes_first(fair: bool) -> None:
+    now = [0.0]
+    raw = {"gateway": {"fair": fair}, "classes": {"interactive": {"ttft": 10.0}}}
+    held = Held(raw, ReplicaView("a", seats=1), clock=lambda: now[0])
+    await held.ask(job("runs"), job("plain", slo=Slo()), job("promised", arrival=1.0, config=held.config))
+    now[0] = 10.95
+    await held.end("runs")
+    assert held.order == ["runs", "promised"]
+
+
+async def test_an_engine_that_comes_back_without_a_word_serves_those_who_wait_first() -> None:
+    held = Held(one_seat(), ReplicaView("a", seats=1))
+    held.fleet.down = {"a"}
+    await held.ask(job("first"))
+    held.fleet.down = set()
+    await held.ask(job("second"))
+    assert held.order == ["first"]
+
+
+@pytest.mark.parametrize("fair", [True, False])
+async def test_isolated_pools_do_not_block_each_other(fair: bool) -> None:
+    pools = {"mode": "isolated", "classes": {"batch": "bulk", "interactive": "chat"}}
+    raw = {"gateway": {"pools": pools, "fair": fair}}
     held = Held(raw, ReplicaView("bulk", "bulk", seats=1), ReplicaView("chat", "chat", seats=1))
     await held.ask(*(job(f"b{i}", "batch") for i in range(12)))
     assert held.order == ["b0"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,7 +35,7 @@ def gateway(
     settings = load(path, {"gateway": {"host": host, "port": port}})
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     with bind(settings.gateway.host, settings.gateway.port) as sock:
-        run(settings, path, sock, lambda service: _say_ready(settings, service, sock))
+        run(settings, path, os.environ, sock, lambda service: _say_ready(settings, service, sock))
 
 
 def _need_extras() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tidegate.config import GatewayConfig
@@ -26,7 +26,8 @@ class Beside:
     Raises ConfigError where the environment lacks a key, and MissingExtra where cache events want a package.
     """
 
-    def __init__(self, gateway: GatewayConfig, fleet: Fleet, index: PrefixIndex) -> None:
+    def __init__(self, gateway: GatewayConfig, fleet: Fleet, index: PrefixIndex, environ: Mapping[str, str]) -> None:
+        self._environ = environ
         self.tokenising = Tokenising(index, self._engine)
         self._fleet = fleet
         self._index = index
@@ -35,7 +36,7 @@ class Beside:
         self._scraper: Scraper | None = None
         self._events: KvEvents | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._discovery = Discovery(gateway, self._found)
+        self._discovery = Discovery(gateway, self._found, environ)
         self._discovery.tell()
 
     def start(self) -> None:
@@ -46,7 +47,7 @@ class Beside:
 
     def reload(self, gateway: GatewayConfig) -> None:
         """Look for the engines of another configuration. Raises ConfigError, and then nothing has changed."""
-        discovery = Discovery(gateway, self._found)
+        discovery = Discovery(gateway, self._found, self._environ)
         discovery.keep(self._discovery)
         discovery.tell()
         self._discovery = discovery

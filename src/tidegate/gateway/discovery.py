@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import socket
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -93,7 +92,7 @@ def listed(text: str, suffix: str) -> tuple[ReplicaConfig, ...]:
 
 
 class Discovery:
-    """Keeps `update` told of all engines that are wanted, from whatever source.
+    """Keeps `update` told of all engines that are wanted, from whatever source. Their keys stand in `environ`.
 
     A source that cannot be read keeps what it said last, and the log says so once until it can be read again.
     """
@@ -102,7 +101,7 @@ class Discovery:
         self,
         gateway: GatewayConfig,
         update: Callable[[Sequence[Wanted]], None],
-        environ: Mapping[str, str] = os.environ,
+        environ: Mapping[str, str],
     ) -> None:
         self._gateway = gateway
         self._update = update

@@ -186,6 +186,7 @@ class Dispatch:
                 self._end(other, unserved(FinishReason.DISPLACED))
             self._queue.add(r)
         self._held[r.id] = r
+        self._pump()  # an engine may have come back without a word
         self._set_timer()
 
     def _pump(self) -> None:

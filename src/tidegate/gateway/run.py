@@ -6,9 +6,10 @@ import asyncio
 import gc
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 
 import uvloop
 
@@ -34,6 +35,8 @@ from tidegate.routing.speed import Speed
 _BACKLOG = 1024
 _LAST_WORDS_SECONDS = 2.0  # for streams that were ended with an error to reach their clients
 
+NO_KEYS: Mapping[str, str] = MappingProxyType({})
+
 
 class Service:
     """Everything of one gateway, on the running event loop. Raises ConfigError for what cannot be had.
@@ -41,14 +44,16 @@ class Service:
     Its parts outlive a change of configuration: they are told of it, and no stream notices.
     """
 
-    def __init__(self, config: Config, observers: Sequence[Observer] = ()) -> None:
+    def __init__(
+        self, config: Config, environ: Mapping[str, str] = NO_KEYS, observers: Sequence[Observer] = ()
+    ) -> None:
         gateway, pools = config.gateway, pools_of(config)
         self.config = config
         self.connections: set[ClientConnection] = set()
         self.route = _route(config, pools)
         typical = Speed()
         self.fleet = Fleet(self._forget, typical, gateway.connect_seconds)
-        self.beside = Beside(gateway, self.fleet, self.route.prefixes)
+        self.beside = Beside(gateway, self.fleet, self.route.prefixes, environ)
         clock = asyncio.get_running_loop().time
         predictor = build_predictor(config.predictor)
         self.dispatch = Dispatch(config, self.fleet, self.route, pools, typical, predictor, clock)
@@ -102,21 +107,34 @@ class Service:
         await self.beside.stop()
 
 
-def run(config: Config, path: Path | None, sock: socket.socket, ready: Callable[[Service], None]) -> None:
+def run(
+    config: Config,
+    path: Path | None,
+    environ: Mapping[str, str],
+    sock: socket.socket,
+    ready: Callable[[Service], None],
+) -> None:
     """Serve until SIGTERM or SIGINT has drained the gateway; a second one does not wait. In the main thread.
 
-    path:  of the configuration, to read it again; None where there is none
-    ready: called once connections are accepted
+    path:    of the configuration, to read it again; None where there is none
+    environ: the environment variables with the keys of engines
+    ready:   called once connections are accepted
     """
-    uvloop.run(_serve(config, path, sock, ready))
+    uvloop.run(_serve(config, path, environ, sock, ready))
 
 
-async def _serve(config: Config, path: Path | None, sock: socket.socket, ready: Callable[[Service], None]) -> None:
+async def _serve(
+    config: Config,
+    path: Path | None,
+    environ: Mapping[str, str],
+    sock: socket.socket,
+    ready: Callable[[Service], None],
+) -> None:
     loop = asyncio.get_running_loop()
     asked, at_once = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: (at_once if asked.is_set() else asked).set())
-    service = Service(config)
+    service = Service(config, environ)
     background = loop.create_task(service.run(path))
     server = await loop.create_server(service.client, sock=sock, backlog=_BACKLOG)
     gc.collect()
