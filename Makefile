@@ -1,5 +1,6 @@
 # make serve    install, fetch the default model once, serve it on http://127.0.0.1:8000
 # make test     install, fetch the default model once, then lint, types and the whole suite
+# make gateway-demo  two embedded engines and a gateway before them, a mixed load, and what became of it
 # make test-vllm  install vLLM's CPU build in an environment of its own, once, and run the tests inside vLLM
 # make test-ray   install Ray Serve in an environment of its own, once, and run the tests inside Ray Serve
 # make install  only make the environment (VENV=.venv, PYTHON=python3)
@@ -20,7 +21,7 @@ BIN := $(VENV)/bin
 
 export VENV PYTHON
 
-.PHONY: install serve test test-vllm test-ray lint model clean
+.PHONY: install serve gateway-demo test test-vllm test-ray lint model clean
 
 install:
 	@scripts/install
@@ -28,6 +29,9 @@ install:
 serve: install
 	@exec $(BIN)/tidegate serve $(if $(MODEL),--model "$(MODEL)") $(if $(HOST),--host "$(HOST)") \
 	    $(if $(PORT),--port "$(PORT)") $(if $(CONFIG),--config "$(CONFIG)") $(ARGS)
+
+gateway-demo: model
+	@$(BIN)/python scripts/gateway_demo.py
 
 model: install
 	@$(BIN)/tidegate models --fetch smollm2-135m --verify

@@ -53,10 +53,12 @@ class Backend:
     slow   the same, ten times as long to the first
     cut    the connection ends after `cut_after` events
     cut_within  the same, in the middle of an event
+    until_closed  an answer without a length, which is what was asked; the connection ends with it
     half   an answer that is no stream ends after half of it
     stall  nothing more comes after `cut_after` events
     hang   the request is read and never answered
     reset  the connection is reset before a byte of the answer
+    stale  the same, but only where it had a request before
     503, 429, 500, 400: that status; with `retry_after` where it is set
     """
 
@@ -106,6 +108,7 @@ class _Connection(asyncio.Protocol):
         self._backend = backend
         self._task: asyncio.Task[None] | None = None
         self._closing = False
+        self._requests = 0
         self._drained = asyncio.Event()
         self._drained.set()
 
@@ -167,12 +170,16 @@ class _Connection(asyncio.Protocol):
         backend, mode = self._backend, self._backend.mode
         if mode == "hang":
             await asyncio.Event().wait()
-        if mode == "reset":
+        self._requests += 1
+        if mode == "reset" or (mode == "stale" and self._requests > 1):
             self._task = None
             self.reset()
             return
         if mode.isdigit():
             self._refuse(int(mode))
+        elif mode == "until_closed":
+            self.transport.write(b"HTTP/1.1 200 OK\r\n\r\n" + received.body)
+            self._closing = True
         elif mode == "half":
             self._task = None
             self.transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{")

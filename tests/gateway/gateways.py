@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 
 from tests.gateway.backends import DONE, Backend, event
+from tests.gateway.real_engines import Engine
 from tidegate.config import resolve
 from tidegate.gateway.attempt import How
 from tidegate.gateway.job import Job
@@ -32,6 +33,7 @@ class Ends:
     ends: list[End] = field(default_factory=list)
     by_job: dict[str, int] = field(default_factory=dict)
     failures: defaultdict[str, list[How]] = field(default_factory=lambda: defaultdict(list))
+    first_tokens: list[str] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
 
     @property
@@ -42,7 +44,7 @@ class Ends:
         self.choices.append(choice)
 
     def first_token(self, job: Job, now: float) -> None:
-        pass
+        self.first_tokens.append(job.id)
 
     def failed(self, job: Job, replica: str, how: How, reason: str, now: float) -> None:
         self.failures[replica].append(how)
@@ -102,7 +104,7 @@ class Running:
 
 
 @asynccontextmanager
-async def gateway(behind: Sequence[Backend], **options: Any) -> AsyncIterator[Running]:
+async def gateway(behind: Sequence[Backend | Engine], **options: Any) -> AsyncIterator[Running]:
     """A gateway before `behind`, whose names are those of the replicas; `options` of `[gateway]`."""
     replicas = [{"name": b.name, "url": b.url} for b in behind]
     config = resolve({"gateway": {"route": "least-loaded", "replicas": replicas, **options}})

@@ -9,6 +9,8 @@ import pytest
 
 from tests.gateway.backends import backends, event, whole
 from tests.gateway.gateways import gateway
+from tidegate.gateway.http1 import Headers
+from tidegate.gateway.upstream import Connection, Upstream
 
 HOST = "127.0.0.1"
 
@@ -167,6 +169,13 @@ async def test_requests_that_come_at_once_are_answered_in_order() -> None:
         writer.close()
 
 
+async def test_an_answer_without_a_length_ends_with_the_engines_connection() -> None:
+    async with backends(1, mode="until_closed") as behind, gateway(behind) as running:
+        async with running.http.post(f"{running.url}/v1/audio", data=b"sound") as answer:
+            assert (answer.status, await answer.read()) == (200, b"sound")
+        assert [end.how for end in running.ends.ends] == ["done"]
+
+
 async def test_http_1_0_gets_a_body_that_ends_with_the_connection() -> None:
     async with backends(1) as behind, gateway(behind) as running:
         body = b'{"prompt": "x", "stream": true, "marker": "m"}'
@@ -176,3 +185,49 @@ async def test_http_1_0_gets_a_body_that_ends_with_the_connection() -> None:
         assert b"chunked" not in head
         assert rest == whole("m", 5)
         writer.close()
+
+
+async def test_a_client_cannot_pile_up_requests() -> None:
+    async with backends(1, mode="hang") as behind, gateway(behind) as running:
+        _, writer = await raw(int(running.url.rpartition(":")[2]), post(b'{"prompt": "x"}'))
+        async with asyncio.timeout(10):
+            while not behind[0].requests:
+                await asyncio.sleep(0.005)
+            (client,) = running.service.connections
+            while client.transport.is_reading():
+                writer.write(post(b'{"prompt": "x"}'))
+                await asyncio.sleep(0.005)
+        assert len(behind[0].requests) == 1
+        writer.close()
+
+
+class Pausing:
+    """Stops reading at whatever comes."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.whole = asyncio.Event()
+
+    def head(self, status: int, headers: Headers, length: int | None) -> None: ...
+    def lost(self, reason: str) -> None: ...
+
+    def data(self, data: bytes) -> None:
+        self._connection.pause()
+
+    def ended(self) -> None:
+        self.whole.set()
+
+
+async def test_a_connection_that_was_paused_by_the_end_of_an_answer_serves_the_next() -> None:
+    async with backends(1) as behind:
+        upstream = Upstream(behind[0].url, connect_seconds=5.0)
+        connections = set()
+        for _ in range(3):
+            connection = await upstream.connection()
+            connections.add(connection)
+            receiver = Pausing(connection)
+            connection.send(upstream.head("GET", "/v1/models", [], None), b"", receiver)
+            async with asyncio.timeout(10):
+                await receiver.whole.wait()
+        assert len(connections) == 1
+        upstream.close()

@@ -121,6 +121,8 @@ class Connection(asyncio.Protocol):
 
     def _release(self) -> None:
         self.used = True
+        if not self.transport.is_reading():  # paused by the last of its bytes
+            self.transport.resume_reading()
         if self._keep and self.open and len(self._idle) < MAX_IDLE:
             self._idle.append(self)
         else:
