@@ -153,6 +153,8 @@ class Gateway:
             charge.settle(took, self._loop.time())
 
     def _page(self, path: str) -> tuple[Callable[[Asked], Awaitable[Page]], str] | None:
+        if path in _GENERATION:
+            return None
         page = self._pages.get(path)
         if page is not None:
             return page, ""

@@ -33,6 +33,7 @@ from tidegate.routing.route import Route, build_route
 from tidegate.routing.speed import Speed
 
 _BACKLOG = 1024
+_GARBAGE = 10_000  # objects made before the young ones are looked through: requests leave few cycles behind
 _LAST_WORDS_SECONDS = 2.0  # for streams that were ended with an error to reach their clients
 
 NO_KEYS: Mapping[str, str] = MappingProxyType({})
@@ -139,6 +140,7 @@ async def _serve(
     server = await loop.create_server(service.client, sock=sock, backlog=_BACKLOG)
     gc.collect()
     gc.freeze()  # what lives as long as the process is not looked through again and again
+    gc.set_threshold(_GARBAGE)
     try:
         ready(service)
         await asked.wait()
