@@ -12,18 +12,15 @@ from tidegate.gateway.proxy import End
 from tidegate.routing.choice import Candidate, Choice
 
 CANDIDATES = 16
-"""Engines whose costs are kept of each choice: the chosen one and the cheapest others."""
+"""Engines whose costs are told of each choice: the chosen one and the cheapest others."""
 
 
 @dataclass(slots=True)
 class Tried:
-    """One engine that had the request, and what all would have cost. Times are seconds on the event loop's clock."""
+    """A choice of an engine for the request. `at` is seconds on the event loop's clock."""
 
-    replica: str
+    choice: Choice
     at: float
-    candidates: list[Candidate]
-    left_out: int
-    expected_s: float | None
     failure: str = ""
 
 
@@ -54,9 +51,7 @@ class Diary:
 
     def sent(self, job: Job, choice: Choice, attempt: int, now: float) -> None:
         """`job` goes to an engine, for the `attempt`-th time."""
-        kept = _kept(choice)
-        left_out = len(choice.candidates) - len(kept)
-        self._entry(job).tried.append(Tried(choice.replica.name, now, kept, left_out, choice.expected_s))
+        self._entry(job).tried.append(Tried(choice, now))
 
     def failed(self, job: Job, replica: str, how: How, reason: str, now: float) -> None:
         """The engine that has `job` failed it; another may be tried."""
@@ -118,19 +113,20 @@ class Diary:
 
 def _kept(choice: Choice) -> list[Candidate]:
     """The chosen one, then the others, the cheapest first."""
-    others = sorted((c for c in choice.candidates if c.name != choice.replica.name), key=lambda c: c.cost)
-    chosen = [c for c in choice.candidates if c.name == choice.replica.name]
-    return [*chosen, *others][:CANDIDATES]
+    candidates, chosen = choice.candidates, choice.replica.name
+    return sorted(candidates, key=lambda c: (c.name != chosen, c.cost))[:CANDIDATES]
 
 
 def _told(tried: Tried, entry: Entry) -> dict[str, Any]:
+    kept = _kept(tried.choice)
     told: dict[str, Any] = {
-        "replica": tried.replica,
+        "replica": tried.choice.replica.name,
         "at_s": tried.at - entry.arrival,
-        "candidates": [{**c._asdict(), "parts": dict(c.parts)} for c in tried.candidates],
+        "candidates": [{**c._asdict(), "parts": dict(c.parts)} for c in kept],
     }
-    if tried.left_out:
-        told["candidates_left_out"] = tried.left_out
+    left_out = len(tried.choice.considered) - len(kept)
+    if left_out:
+        told["candidates_left_out"] = left_out
     if tried.failure:
         told["failure"] = tried.failure
     return told
@@ -140,4 +136,4 @@ def _ttft(entry: Entry) -> dict[str, float | None]:
     """From the last engine that had it: as predicted, and as it was."""
     last = entry.tried[-1]
     seen = None if entry.first_token_at is None else entry.first_token_at - last.at
-    return {"predicted_s": last.expected_s, "actual_s": seen}
+    return {"predicted_s": last.choice.expected_s, "actual_s": seen}

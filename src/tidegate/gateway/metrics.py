@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -36,6 +36,7 @@ class GatewayMetrics:
         self._tenant = Labels(config.server.tenant_labels)
         self._predicted: dict[str, tuple[float, float | None]] = {}  # when it was sent, and the prediction then
         self._of_replica: list[Counter | Gauge | Histogram] = []
+        self._children: dict[tuple[object, ...], Any] = {}
         self._known: set[str] = set()
         kind, replica = ("class",), ("replica",)
         self._ended = self._new(Counter, "requests", "Requests that ended, by how", (*kind, "how"))
@@ -61,34 +62,34 @@ class GatewayMetrics:
     def sent(self, job: Job, choice: Choice, attempt: int, now: float) -> None:
         name = choice.replica.name
         self._known.add(name)
-        self._sent.labels(name, "first" if attempt == 1 else "again").inc()
-        self._cached.labels(name).inc(choice.cached_tokens)
+        self._child(self._sent, name, "first" if attempt == 1 else "again").inc()
+        self._child(self._cached, name).inc(choice.cached_tokens)
         self._predicted[job.id] = now, choice.expected_s
         if attempt == 1:
-            self._held.labels(self._class(job.claim.slo_class)).observe(max(0.0, now - job.arrival))
+            self._child(self._held, self._class(job.claim.slo_class)).observe(max(0.0, now - job.arrival))
 
     def failed(self, job: Job, replica: str, how: How, reason: str, now: float) -> None:
-        self._failed.labels(replica, how.value).inc()
+        self._child(self._failed, replica, how.value).inc()
         self._predicted.pop(job.id, None)
 
     def first_token(self, job: Job, now: float) -> None:
-        self._ttft.labels(self._class(job.claim.slo_class)).observe(max(0.0, now - job.arrival))
+        self._child(self._ttft, self._class(job.claim.slo_class)).observe(max(0.0, now - job.arrival))
 
     def ended(self, job: Job, end: End, now: float) -> None:
         kind = self._class(job.claim.slo_class)
-        self._ended.labels(kind, end.how.value).inc()
+        self._child(self._ended, kind, end.how.value).inc()
         if end.how is How.DONE:
-            self._e2e.labels(kind).observe(max(0.0, now - job.arrival))
+            self._child(self._e2e, kind).observe(max(0.0, now - job.arrival))
         sent_at, predicted = self._predicted.pop(job.id, (0.0, None))
         if end.replica is None:
             return
         self._known.add(end.replica)
         if predicted is not None and end.first_token_at is not None:
-            self._error.labels(end.replica).observe(abs(end.first_token_at - sent_at - predicted))
+            self._child(self._error, end.replica).observe(abs(end.first_token_at - sent_at - predicted))
         tenant = self._tenant(job.claim.tenant)
         prompt = job.view.prompt_tokens if end.prompt_tokens is None else end.prompt_tokens
-        self._tokens.labels(tenant, "prompt").inc(prompt)
-        self._tokens.labels(tenant, "output").inc(end.outputs)
+        self._child(self._tokens, tenant, "prompt").inc(prompt)
+        self._child(self._tokens, tenant, "output").inc(end.outputs)
 
     # Whoever is asked for the metrics
 
@@ -126,6 +127,15 @@ class GatewayMetrics:
         """A replica is gone, and so are its labels: names come and go with addresses."""
         for metric in self._of_replica:
             metric.remove_by_labels({"replica": replica})
+        self._children.clear()
+
+    def _child(self, metric: M, *labels: str) -> M:
+        """The metric with these labels, as `metric.labels` gives it, looked up once: that costs more than to count."""
+        key = metric, *labels
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = metric.labels(*labels)
+        return cast(M, child)
 
     def _new(
         self, kind: type[M], name: str, text: str, labels: Sequence[str], buckets: Sequence[float] | None = None

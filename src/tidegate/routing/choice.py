@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from tidegate.routing.prefix_index import ESTIMATED, EXACT, Held
@@ -62,6 +63,16 @@ class Choice(NamedTuple):
     @property
     def expected_s(self) -> float | None:
         """Predicted seconds to the first token, where the route predicts them."""
-        parts = next((p for c, p in zip(self.considered, self.parts, strict=True) if c is self.replica), ())
-        of_name = dict(zip(self.names, parts, strict=False))
-        return sum(of_name[name] for name in FIRST_TOKEN) if of_name.keys() >= set(FIRST_TOKEN) else None
+        at = _first_token_parts(tuple(self.names))
+        if at is None:
+            return None
+        for c, parts in zip(self.considered, self.parts, strict=True):
+            if c is self.replica:
+                return sum([parts[i] for i in at])
+        return None
+
+
+@cache
+def _first_token_parts(names: tuple[str, ...]) -> tuple[int, ...] | None:
+    """Where those of FIRST_TOKEN stand; None where one is missing."""
+    return tuple(map(names.index, FIRST_TOKEN)) if set(FIRST_TOKEN) <= set(names) else None
