@@ -53,12 +53,12 @@ llamacpp:requests_deferred 5
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (VLLM, EngineFacts("vllm", 7, 2, 0.375, None, 64_000, 0.25)),
-        (SGLANG, EngineFacts("sglang", 8, 4, 0.52, None, 471_258, 0.28)),
+        (VLLM, EngineFacts("vllm", 7, 2, 0.375, 64_000, 0.25)),
+        (SGLANG, EngineFacts("sglang", 8, 4, 0.52, 471_258, 0.28)),
         (LLAMA, EngineFacts("llama-server", 2, 5)),
         (
             VLLM.replace('num_gpu_blocks="1000"', 'num_gpu_blocks="None"'),
-            EngineFacts("vllm", 7, 2, 0.375, None, None, 0.25),
+            EngineFacts("vllm", 7, 2, 0.375, None, 0.25),
         ),
         ("vllm:num_requests_running 1\nvllm:num_requests_waiting NaN\n", EngineFacts("vllm", 1)),
         ("", None),
@@ -81,7 +81,7 @@ def test_our_own_metrics_are_read() -> None:
     metrics.prompt_tokens.inc(200)
     metrics.cached_tokens.inc(50)
     text = generate_latest(metrics.registry).decode()
-    assert facts_of(text) == EngineFacts("tidegate", 4, 9, 0.4, None, None, 0.25)
+    assert facts_of(text) == EngineFacts("tidegate", 4, 9, 0.4, None, 0.25)
 
 
 def test_only_what_is_asked_for_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,6 +139,7 @@ async def test_an_engine_that_is_no_longer_wanted_is_asked_no_more() -> None:
         (b"garbage", ""),
         (b"", ""),
         (page(b"vllm:num_requests_running{ 3\n"), ""),
+        (page(b'vllm:num_requests_running{a="0"} 1e308\nvllm:num_requests_running{a="1"} 1e308\n'), ""),
     ],
 )
 async def test_an_engine_with_nothing_to_say_is_logged_once_and_harms_nobody(

@@ -247,8 +247,13 @@ def _check_keys(section: str, keys: Iterable[ApiKey]) -> None:
 
 def _check_replicas(gateway: GatewayConfig) -> None:
     """Every engine stands there once, and where all are known, every pool has one."""
-    for option in ("name", "url"):
-        values = [getattr(replica, option) for replica in gateway.replicas if getattr(replica, option) is not None]
+    if not gateway.pools.classes:
+        for section in ("replicas", "discovery"):
+            for i, engine in enumerate(getattr(gateway, section)):
+                if engine.pool:
+                    raise ConfigError(f"gateway.{section}.{i}.pool does nothing without gateway.pools.classes")
+    for option, of in (("url", "url"), ("name", "called")):
+        values = [getattr(replica, of) for replica in gateway.replicas]
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
             raise ConfigError(f"gateway.replicas: {twice!r} stands there twice as {option}")

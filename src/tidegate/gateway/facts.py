@@ -34,7 +34,6 @@ class EngineFacts(NamedTuple):
 
     running, waiting: its requests, whoever sent them
     kv_used:          share of its KV memory that requests hold, 0 to 1
-    seats:            requests that it runs at once
     kv_tokens:        KV tokens that it holds
     hit_rate:         share of prompt tokens that its cache held, 0 to 1
     """
@@ -43,7 +42,6 @@ class EngineFacts(NamedTuple):
     running: int | None = None
     waiting: int | None = None
     kv_used: float | None = None
-    seats: int | None = None
     kv_tokens: int | None = None
     hit_rate: float | None = None
 
@@ -185,7 +183,7 @@ class Scraper:
                     why = "it has no metrics of an engine that is known here"
                 else:
                     self._told(wanted.name, facts)
-            except (aiohttp.ClientError, TimeoutError, ValueError, OSError) as e:
+            except Exception as e:  # noqa: BLE001 - whatever an engine says, it is asked again
                 why = str(e) or type(e).__name__
             if why and not silent:
                 _log.warning("engine %s: nothing to read at /metrics: %s", wanted.name, why)
