@@ -36,7 +36,7 @@ async def test_costs_of_all_candidates_and_the_prediction_beside_what_came() -> 
     assert told["ttft"]["predicted_s"] > 0
     assert told["ttft"]["actual_s"] >= 0  # the loop counts milliseconds
     assert told["held_s"] >= 0
-    assert told["end"].pop("at_s") > 0
+    assert told["end"].pop("at_s") >= 0
     assert told["end"].pop("outputs") >= 5  # events, where the engine counts no tokens
     assert told["end"] == {"how": "done", "status": 200, "reason": ""}
     assert (told["class"], told["tenant"], told["waiting"]) == ("interactive", "default", None)

@@ -13,6 +13,7 @@ from tests.gateway.gateways import Running, gateway
 
 SHORT = {"body_seconds": 0.2, "max_body_bytes": 1000}
 KEYS = [{"key": "right", "tenant": "acme"}]
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 START = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 
 
@@ -41,6 +42,10 @@ async def say(running: Running, *parts: bytes) -> tuple[int, dict[str, str], dic
         ((b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",), 400, "not HTTP/1.1"),
         ((START + b"content-length: 1\r\ntransfer-encoding: chunked\r\n\r\n",), 400, "not HTTP/1.1"),
         ((START + b"connection: upgrade\r\nupgrade: h2c\r\ncontent-length: 0\r\n\r\n",), 400, "Upgrade"),
+        ((CHUNKED, b"0\r\n", *[b"x-long: " + b"x" * 9_000 + b"\r\n"] * 50), 431, "headers are larger"),
+        ((START + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",), 501, "transfer encoding"),
+        ((START.replace(b"v1/", b"v1/../") + b"\r\n",), 404, "nothing at"),
+        ((START.replace(b"v1/", b"v1/x/%2E%2e/") + b"\r\n",), 404, "nothing at"),
         ((START.replace(b"POST", b"PATCH") + b"\r\n",), 405, "PATCH"),
         ((START.replace(b"/v1/completions", b"/else") + b"\r\n",), 404, "/else"),
     ],
@@ -129,3 +134,25 @@ async def test_an_idle_connection_is_closed_after_a_while(monkeypatch: pytest.Mo
         async with asyncio.timeout(10):
             while running.service.connections:
                 await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(("stream", "seen", "used"), [(True, 2, 1 + 2), (False, 0, 1 + 300)])
+async def test_leaving_early_makes_nothing_free(stream: bool, seen: int, used: int) -> None:
+    """A stream's tokens are counted as they come; of an answer that is not streamed the estimate stands."""
+    keys = [{"key": "right", "tokens_per_minute": 1}]  # so few that none come back meanwhile
+    async with backends(1, mode="stall" if stream else "hang") as behind, gateway(behind, api_keys=keys) as running:
+        body = json.dumps({"prompt": "x", "stream": stream, "max_tokens": 300}).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(running.url.rpartition(":")[2]))
+        writer.write(START + b"authorization: Bearer right\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        async with asyncio.timeout(10):
+            for _ in range(seen):
+                await reader.readuntil(b'"choices"')
+            while not behind[0].requests:
+                await asyncio.sleep(0.005)
+            writer.close()
+            while not running.ends.ends:
+                await asyncio.sleep(0.005)
+        (end,) = running.ends.ends
+        assert (end.how, end.outputs) == ("client_left", seen)
+        (bucket,) = running.service.door._rates._buckets.values()
+        assert round(bucket._level) == 1 - used
