@@ -88,6 +88,12 @@ async def test_a_key_is_let_in_and_goes_no_further() -> None:
         (b'{"metadata": {"slo_class": 1}}', "metadata[...]", "str"),
         (b'{"metadata": {"slo_class": "no such"}}', "metadata.slo_class", "unknown class"),
         (b'{"a": ' + b"[" * 100_000, None, "not JSON"),
+        (b"", None, "not JSON"),
+        (b'{"priority": 1%b}' % (b"0" * 400), "priority", "int"),
+        (b'{"max_tokens": 1%b}' % (b"0" * 400), "max_tokens", "int"),
+        (b'{"n": -1%b}' % (b"0" * 30), "n", "int"),
+        (b'{"user": "%b"}' % (b"x" * 257), "user", "256"),
+        (b'{"model": "%b"}' % (b"x" * 1025), "model", "1024"),
     ],
 )
 async def test_a_body_that_says_nothing_is_refused(body: bytes, param: str | None, says: str) -> None:
@@ -156,3 +162,13 @@ async def test_leaving_early_makes_nothing_free(stream: bool, seen: int, used: i
         assert (end.how, end.outputs) == ("client_left", seen)
         (bucket,) = running.service.door._rates._buckets.values()
         assert round(bucket._level) == 1 - used
+
+
+@pytest.mark.parametrize("path", ["/v1/%63ompletions", "/v1/completions/"])
+async def test_another_spelling_of_a_path_is_no_way_around_the_door(path: str) -> None:
+    async with backends(1) as behind, gateway(behind) as running:
+        status, _, _ = await say(
+            running, START.replace(b"/v1/completions", path.encode()), b"connection: close\r\n\r\n"
+        )
+        assert status == 400
+        assert not behind[0].requests

@@ -173,10 +173,11 @@ class Gateway:
 
 def _says(request: Request) -> Body:
     """What the body says; nothing where it is not for us to understand."""
+    generates = unquote(request.path).rstrip("/") in _GENERATION  # as engines read it
+    if generates and request.method == "POST":
+        return look_in(request.body)
     if not request.body:
         return NOTHING
-    if unquote(request.path).rstrip("/") in _GENERATION:  # as engines read it
-        return look_in(request.body)
     try:
         return look_in(request.body)
     except ApiError:
