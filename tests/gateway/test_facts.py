@@ -61,6 +61,12 @@ llamacpp:requests_deferred 5
             EngineFacts("vllm", 7, 2, 0.375, None, 0.25),
         ),
         ("vllm:num_requests_running 1\nvllm:num_requests_waiting NaN\n", EngineFacts("vllm", 1)),
+        (
+            VLLM.replace('num_gpu_blocks="1000"', f'num_gpu_blocks="{"9" * 400}"'),
+            EngineFacts("vllm", 7, 2, 0.375, None, 0.25),
+        ),
+        ("vllm:num_requests_running 1\nvllm:num_requests_waiting 1e308\n", EngineFacts("vllm", 1)),
+        ('vllm:num_requests_running{a="0"} 1e308\nvllm:num_requests_running{a="1"} 1e308\n', EngineFacts("vllm")),
         ("", None),
         ("# TYPE process_cpu gauge\nprocess_cpu 3\n", None),
         ("<html>hello</html>", None),
@@ -139,7 +145,6 @@ async def test_an_engine_that_is_no_longer_wanted_is_asked_no_more() -> None:
         (b"garbage", ""),
         (b"", ""),
         (page(b"vllm:num_requests_running{ 3\n"), ""),
-        (page(b'vllm:num_requests_running{a="0"} 1e308\nvllm:num_requests_running{a="1"} 1e308\n'), ""),
     ],
 )
 async def test_an_engine_with_nothing_to_say_is_logged_once_and_harms_nobody(
@@ -177,3 +182,18 @@ async def test_an_engine_gets_its_key() -> None:
         await until(lambda: told)
         await scraper.close()
     assert b"Authorization: Bearer sk-engine" in heads[0]
+
+
+async def test_an_engine_is_asked_again_whatever_became_of_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "SELDOM", 1)
+    told: list[EngineFacts] = []
+
+    def tell(name: str, found: EngineFacts) -> None:
+        told.append(found)
+        raise OverflowError
+
+    async with served(lambda path, head: page(LLAMA)) as engine:
+        scraper = Scraper(tell, 0.01)
+        scraper.watch([Wanted("a", engine.url)])
+        await until(lambda: len(told) > 1)
+        await scraper.close()

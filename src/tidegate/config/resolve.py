@@ -59,8 +59,9 @@ def refuse_written(path: Path | None, elsewhere: Mapping[str, str]) -> None:
 
     `elsewhere` says for each such option, dotted and with `policy.*` for any policy, what says it there.
     """
+    written = _written(_read(path, {}))
     with _naming(path):
-        for place in _written(_read(path, {})):
+        for place in written:
             section, *rest = place.split(".")
             kind = f"policy.*.{rest[-1]}" if section == "policy" else place
             if kind in elsewhere:
@@ -88,6 +89,8 @@ def _read(path: Path | None, overrides: Overrides) -> dict[str, Any]:
             raise ConfigError(f"{path}: not UTF-8 text (byte {e.start})") from e
         except tomllib.TOMLDecodeError as e:
             raise ConfigError(f"{path}: not TOML: {e}") from e
+        except RecursionError as e:
+            raise ConfigError(f"{path}: not TOML of ours: nested too deeply") from e
     for section, options in overrides.items():
         given = {name: value for name, value in options.items() if value is not None}
         if given and isinstance(raw.get(section, {}), dict):
