@@ -34,6 +34,7 @@ from tidegate.config import (
     ServerConfig,
     VllmConfig,
     load_config,
+    refuse_written,
     resolve,
     to_toml,
 )
@@ -261,6 +262,12 @@ def test_files_and_overrides(tmp_path: Path) -> None:
     assert load_config(None) == Config()
     path.write_text("[server", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"tidegate\.toml: not TOML"):
+        load_config(path)
+    with pytest.raises(ConfigError) as told:
+        refuse_written(path, {})
+    assert str(told.value).count(str(path)) == 1
+    path.write_text("a = " + "[" * 5000, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"tidegate\.toml: not TOML of ours: nested too deeply"):
         load_config(path)
     path.write_bytes(b"\xff")
     with pytest.raises(ConfigError, match=r"tidegate\.toml: not UTF-8"):

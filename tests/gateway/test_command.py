@@ -114,6 +114,21 @@ def _stopped_twice(path: Path, behind: Backend) -> None:
         assert asking.result() in (None, 503)
 
 
+def test_what_the_command_line_said_wins_when_the_file_is_read_again(tmp_path: Path) -> None:
+    path = config(tmp_path, "http://127.0.0.1:9", more="drain_seconds = 1.0")
+    path.write_text(path.read_text().replace("port = 0", "port = 1"))
+    asked = [*COMMAND, "--config", str(path), "--port", "0"]
+    with subprocess.Popen(asked, cwd=ROOT, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as p:
+        assert p.stdout is not None
+        with _client(p.stdout.readline()) as http:
+            path.write_text(path.read_text().replace("port = 1", "port = 1\nmax_body_bytes = 9"))
+            p.send_signal(signal.SIGHUP)
+            while http.post("/v1/audio", content=b"x" * 10, timeout=30).status_code != 413:
+                time.sleep(0.05)
+        p.send_signal(signal.SIGTERM)
+        assert "restart" not in p.communicate(timeout=30)[1]
+
+
 def _status(http: httpx.Client) -> int | None:
     """None where the connection ended first."""
     try:

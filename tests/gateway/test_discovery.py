@@ -50,11 +50,12 @@ async def until(condition: Any) -> None:
 def test_a_list_is_told_at_once_with_the_keys_of_the_environment() -> None:
     told = Told()
     replicas = [{"url": "http://a:1", "api_key_env": "ENGINE_KEY", "pool": "p", "seats": 3, "kind": "vllm"}]
-    Discovery(gateway(replicas=replicas), told, {"ENGINE_KEY": "sk-1"}).tell()
+    pools = {"mode": "isolated", "classes": {"batch": "p"}}
+    Discovery(gateway(replicas=replicas, pools=pools), told, {"ENGINE_KEY": "sk-1"}).tell()
     assert told.all == [[Wanted("a:1", "http://a:1", "p", 3, kind="vllm", api_key="sk-1")]]
     assert "sk-1" not in repr(told.all)
     with pytest.raises(ConfigError, match="the engine a:1 wants the key in ENGINE_KEY, which is not set"):
-        Discovery(gateway(replicas=replicas), told, {}).tell()
+        Discovery(gateway(replicas=replicas, pools=pools), told, {}).tell()
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,7 @@ def test_a_list_is_told_at_once_with_the_keys_of_the_environment() -> None:
         ("{}", ".json", "replicas is missing"),
         ('{"replicas": [{"ulr": "http://a:1"}]}', ".json", "unknown option replicas.0.ulr; did you mean url"),
         ('{"replicas": [{"url": "a:1"}]}', ".json", "replicas.0.url must look like"),
+        ('{"replicas": [{"url": "http://a:1"}, {"name": "a:1", "url": "http://b:1"}]}', ".json", "names 'a:1' twice"),
         (json.dumps({"replicas": [{"url": f"http://a:{i + 1}"} for i in range(1001)]}), ".json", "1000 are the most"),
     ],
 )
@@ -134,7 +136,8 @@ async def test_all_addresses_behind_a_name_are_engines(monkeypatch: pytest.Monke
     monkeypatch.setattr(loop, "getaddrinfo", resolver)
     told = Told()
     source = {"source": "dns", "host": "vllm.local", "port": 8000, "seconds": 0.01, "pool": "chat", "seats": 8}
-    discovery = Discovery(gateway(discovery=[source]), told, {})
+    pools = {"mode": "isolated", "classes": {"interactive": "chat"}}
+    discovery = Discovery(gateway(discovery=[source], pools=pools), told, {})
     task = asyncio.create_task(discovery.run())
     await until(lambda: told.all)
     assert told.names == ["10.0.0.1:8000", "10.0.0.2:8000", "[fd00::1]:8000"]
@@ -154,3 +157,18 @@ async def test_the_resolver_of_the_system_is_asked() -> None:
     await discovery.look(0, discovery._gateway.discovery[0])
     discovery.tell()
     assert "127.0.0.1:8000" in told.names
+
+
+@pytest.mark.parametrize(
+    "said", [{"source": "dns", "host": "a..b", "port": 1}, {"source": "file", "path": "deep.json"}]
+)
+async def test_whatever_a_source_is_it_is_looked_at_again(
+    said: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("deep.json").write_text("[" * 100_000, encoding="utf-8")
+    discovery = Discovery(gateway(discovery=[said]), Told(), {})
+    for _ in range(2):
+        await discovery.look(0, discovery._gateway.discovery[0])
+    assert len(caplog.records) == 1
+    assert "the 0 engines it named last are kept" in caplog.text

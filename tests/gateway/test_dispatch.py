@@ -146,6 +146,17 @@ async def test_who_leaves_the_queue_is_forgotten() -> None:
     assert held.order == ["runs", "stays"]
 
 
+async def test_who_leaves_in_the_moment_in_which_a_seat_comes_free_does_not_get_it() -> None:
+    held = Held(one_seat(), ReplicaView("a", seats=1))
+    await held.ask(job("runs"), job("gone"), job("next"))
+    held.tasks["gone"].cancel()
+    await held.end("runs")  # before the task has noticed
+    assert held.order == ["runs", "next"]
+    assert held.tasks["gone"].cancelled()
+    await held.end("next")
+    assert (held.dispatch.waiting, held.fleet.replicas[0].outstanding) == (0, 0)
+
+
 async def test_tenants_share_by_what_they_were_served() -> None:
     held = Held({}, ReplicaView("a", seats=1))
     await held.ask(job("0", tenant="flood"), *(job(f"f{i}", tenant="flood") for i in range(6)))

@@ -53,14 +53,20 @@ llamacpp:requests_deferred 5
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (VLLM, EngineFacts("vllm", 7, 2, 0.375, None, 64_000, 0.25)),
-        (SGLANG, EngineFacts("sglang", 8, 4, 0.52, None, 471_258, 0.28)),
+        (VLLM, EngineFacts("vllm", 7, 2, 0.375, 64_000, 0.25)),
+        (SGLANG, EngineFacts("sglang", 8, 4, 0.52, 471_258, 0.28)),
         (LLAMA, EngineFacts("llama-server", 2, 5)),
         (
             VLLM.replace('num_gpu_blocks="1000"', 'num_gpu_blocks="None"'),
-            EngineFacts("vllm", 7, 2, 0.375, None, None, 0.25),
+            EngineFacts("vllm", 7, 2, 0.375, None, 0.25),
         ),
         ("vllm:num_requests_running 1\nvllm:num_requests_waiting NaN\n", EngineFacts("vllm", 1)),
+        (
+            VLLM.replace('num_gpu_blocks="1000"', f'num_gpu_blocks="{"9" * 400}"'),
+            EngineFacts("vllm", 7, 2, 0.375, None, 0.25),
+        ),
+        ("vllm:num_requests_running 1\nvllm:num_requests_waiting 1e308\n", EngineFacts("vllm", 1)),
+        ('vllm:num_requests_running{a="0"} 1e308\nvllm:num_requests_running{a="1"} 1e308\n', EngineFacts("vllm")),
         ("", None),
         ("# TYPE process_cpu gauge\nprocess_cpu 3\n", None),
         ("<html>hello</html>", None),
@@ -81,7 +87,7 @@ def test_our_own_metrics_are_read() -> None:
     metrics.prompt_tokens.inc(200)
     metrics.cached_tokens.inc(50)
     text = generate_latest(metrics.registry).decode()
-    assert facts_of(text) == EngineFacts("tidegate", 4, 9, 0.4, None, None, 0.25)
+    assert facts_of(text) == EngineFacts("tidegate", 4, 9, 0.4, None, 0.25)
 
 
 def test_only_what_is_asked_for_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,3 +182,18 @@ async def test_an_engine_gets_its_key() -> None:
         await until(lambda: told)
         await scraper.close()
     assert b"Authorization: Bearer sk-engine" in heads[0]
+
+
+async def test_an_engine_is_asked_again_whatever_became_of_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "SELDOM", 1)
+    told: list[EngineFacts] = []
+
+    def tell(name: str, found: EngineFacts) -> None:
+        told.append(found)
+        raise OverflowError
+
+    async with served(lambda path, head: page(LLAMA)) as engine:
+        scraper = Scraper(tell, 0.01)
+        scraper.watch([Wanted("a", engine.url)])
+        await until(lambda: len(told) > 1)
+        await scraper.close()

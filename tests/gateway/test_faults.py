@@ -199,7 +199,7 @@ async def test_the_gateway_drains() -> None:
 async def test_draining_is_bounded_and_ends_streams_with_an_error() -> None:
     async with backends(1, mode="stall") as behind, gateway(behind, drain_seconds=0.1) as running:
         streamed = asyncio.create_task(running.stream())
-        while not running.ends.sent_to:
+        while not running.ends.first_tokens:
             await asyncio.sleep(0.005)
         behind[0].mode = "hang"
         waiting = asyncio.create_task(running.stream())

@@ -244,6 +244,26 @@ async def test_what_cannot_be_read_is_a_loss_and_no_end(caplog: pytest.LogCaptur
     assert "sk-" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"block_hashes": [["a"]], "token_ids": [1, 2, 3, 4], "block_size": SIZE},
+        {"block_hashes": [b"a"], "token_ids": ["x"] * 4, "block_size": SIZE},
+        {"block_hashes": [b"a"], "token_ids": [2**63] * 4, "block_size": SIZE},
+        {"block_hashes": [b"a", b"b"], "token_ids": [1] * 8, "block_size": SIZE, "extra_keys": 3},
+        {"block_hashes": [b"a", b"b"], "token_ids": [1] * 8, "block_size": SIZE, "lora_name": 3},
+        {"block_hashes": [b"a", b"b"], "token_ids": [1] * 8, "block_size": -1},
+    ],
+)
+async def test_an_event_of_odd_values_ends_nothing(odd: dict[str, Any]) -> None:
+    async with following(replay=False) as (engine, index):
+        await engine.publish(prompt(16))
+        await until(lambda: held(index) == 64)
+        await engine.publish({"type": "BlockStored", **odd})
+        await engine.publish(Cleared(), prompt(2))
+        await until(lambda: held(index) == 8)
+
+
 async def test_an_engine_that_is_no_longer_wanted_is_estimated() -> None:
     context = zmq.asyncio.Context()
     engine, index = Publisher(context), PrefixIndex(1000)

@@ -187,6 +187,32 @@ async def test_http_1_0_gets_a_body_that_ends_with_the_connection() -> None:
         writer.close()
 
 
+async def test_http_1_0_is_not_kept_since_it_would_have_to_be_told() -> None:
+    async with backends(1) as behind, gateway(behind) as running:
+        request = post(b'{"prompt": "x"}', b"connection: keep-alive\r\n").replace(b"HTTP/1.1", b"HTTP/1.0")
+        reader, writer = await raw(int(running.url.rpartition(":")[2]), request)
+        async with asyncio.timeout(10):
+            head = await reader.read()
+        assert b"connection: close" in head
+        writer.close()
+
+
+async def test_a_body_in_chunks_passes_whole_and_its_trailers_do_not() -> None:
+    body = b'{"prompt": "' + b"x" * 100 + b'"}'
+    chunks = b"".join(b"2;x=y\r\n%b\r\n" % body[i : i + 2] for i in range(0, len(body), 2))
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with backends(1) as behind, gateway(behind) as running:
+        port = int(running.url.rpartition(":")[2])
+        reader, writer = await raw(port, head + chunks + b"0\r\nx-late: 1\r\nx-tenant: evil\r\n\r\n")
+        async with asyncio.timeout(10):
+            assert b" 200 " in await reader.readuntil(b"\r\n")
+        writer.close()
+        (got,) = behind[0].requests
+        assert got.body == body
+        assert "x-late" not in got.headers
+        assert got.headers["x-tenant"] == "default"
+
+
 async def test_a_client_cannot_pile_up_requests() -> None:
     async with backends(1, mode="hang") as behind, gateway(behind) as running:
         _, writer = await raw(int(running.url.rpartition(":")[2]), post(b'{"prompt": "x"}'))

@@ -13,6 +13,7 @@ from tests.gateway.gateways import Running, gateway
 
 SHORT = {"body_seconds": 0.2, "max_body_bytes": 1000}
 KEYS = [{"key": "right", "tenant": "acme"}]
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 START = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 
 
@@ -41,6 +42,10 @@ async def say(running: Running, *parts: bytes) -> tuple[int, dict[str, str], dic
         ((b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",), 400, "not HTTP/1.1"),
         ((START + b"content-length: 1\r\ntransfer-encoding: chunked\r\n\r\n",), 400, "not HTTP/1.1"),
         ((START + b"connection: upgrade\r\nupgrade: h2c\r\ncontent-length: 0\r\n\r\n",), 400, "Upgrade"),
+        ((CHUNKED, b"0\r\n", *[b"x-long: " + b"x" * 9_000 + b"\r\n"] * 50), 431, "headers are larger"),
+        ((START + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",), 501, "transfer encoding"),
+        ((START.replace(b"v1/", b"v1/../") + b"\r\n",), 404, "nothing at"),
+        ((START.replace(b"v1/", b"v1/x/%2E%2e/") + b"\r\n",), 404, "nothing at"),
         ((START.replace(b"POST", b"PATCH") + b"\r\n",), 405, "PATCH"),
         ((START.replace(b"/v1/completions", b"/else") + b"\r\n",), 404, "/else"),
     ],
@@ -83,6 +88,12 @@ async def test_a_key_is_let_in_and_goes_no_further() -> None:
         (b'{"metadata": {"slo_class": 1}}', "metadata[...]", "str"),
         (b'{"metadata": {"slo_class": "no such"}}', "metadata.slo_class", "unknown class"),
         (b'{"a": ' + b"[" * 100_000, None, "not JSON"),
+        (b"", None, "not JSON"),
+        (b'{"priority": 1%b}' % (b"0" * 400), "priority", "int"),
+        (b'{"max_tokens": 1%b}' % (b"0" * 400), "max_tokens", "int"),
+        (b'{"n": -1%b}' % (b"0" * 30), "n", "int"),
+        (b'{"user": "%b"}' % (b"x" * 257), "user", "256"),
+        (b'{"model": "%b"}' % (b"x" * 1025), "model", "1024"),
     ],
 )
 async def test_a_body_that_says_nothing_is_refused(body: bytes, param: str | None, says: str) -> None:
@@ -129,3 +140,35 @@ async def test_an_idle_connection_is_closed_after_a_while(monkeypatch: pytest.Mo
         async with asyncio.timeout(10):
             while running.service.connections:
                 await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(("stream", "seen", "used"), [(True, 2, 1 + 2), (False, 0, 1 + 300)])
+async def test_leaving_early_makes_nothing_free(stream: bool, seen: int, used: int) -> None:
+    """A stream's tokens are counted as they come; of an answer that is not streamed the estimate stands."""
+    keys = [{"key": "right", "tokens_per_minute": 1}]  # so few that none come back meanwhile
+    async with backends(1, mode="stall" if stream else "hang") as behind, gateway(behind, api_keys=keys) as running:
+        body = json.dumps({"prompt": "x", "stream": stream, "max_tokens": 300}).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(running.url.rpartition(":")[2]))
+        writer.write(START + b"authorization: Bearer right\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        async with asyncio.timeout(10):
+            for _ in range(seen):
+                await reader.readuntil(b'"choices"')
+            while not behind[0].requests:
+                await asyncio.sleep(0.005)
+            writer.close()
+            while not running.ends.ends:
+                await asyncio.sleep(0.005)
+        (end,) = running.ends.ends
+        assert (end.how, end.outputs) == ("client_left", seen)
+        (bucket,) = running.service.door._rates._buckets.values()
+        assert round(bucket._level) == 1 - used
+
+
+@pytest.mark.parametrize("path", ["/v1/%63ompletions", "/v1/completions/"])
+async def test_another_spelling_of_a_path_is_no_way_around_the_door(path: str) -> None:
+    async with backends(1) as behind, gateway(behind) as running:
+        status, _, _ = await say(
+            running, START.replace(b"/v1/completions", path.encode()), b"connection: close\r\n\r\n"
+        )
+        assert status == 400
+        assert not behind[0].requests

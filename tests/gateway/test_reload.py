@@ -88,6 +88,15 @@ async def test_what_cannot_be_applied_leaves_the_old_one_as_the_one_to_compare_w
     assert reload._now is now
 
 
+async def test_a_mistake_of_ours_is_told_and_does_not_end_it(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(config: Config) -> None:
+        raise RuntimeError("oh")
+
+    assert not Reload(path, load(path), load, fail).again()
+    assert "could not be read again" in caplog.text
+    assert "RuntimeError: oh" in caplog.text
+
+
 async def test_what_only_a_restart_changes_is_told(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     reload = Reload(path, load(path), load, lambda config: None)
     write(path, port=9999, host="::1")

@@ -81,6 +81,23 @@ def test_what_only_an_engine_does_is_refused(tmp_path: Path, place: str) -> None
         ({"replicas": [{"url": "https://a:1"}]}, "gateway.replicas.0.url must look like 'http://10.0.0.1:8000'"),
         ({"replicas": [{"url": "http://me:secret@a:1"}]}, "gateway.replicas.0.url must name no user and no password"),
         ({"replicas": [{"url": "http://a:99999"}]}, "gateway.replicas.0.url must look like"),
+        ({"replicas": [{"url": "http://a:1/x\r\ny"}]}, "gateway.replicas.0.url must look like"),
+        ({"replicas": [{"url": "http://\u0430:1"}]}, "gateway.replicas.0.url must look like"),
+        (
+            {"replicas": [{**ENGINE, "kv_events": "tcp://a:99999"}]},
+            "gateway.replicas.0.kv_events must look like 'tcp://",
+        ),
+        ({"replicas": [{"url": "http://a:1"}, {**ENGINE, "name": "a:1"}]}, "'a:1' stands there twice as name"),
+        ({"replicas": [{**ENGINE, "pool": "x"}]}, "gateway.replicas.0.pool does nothing without gateway.pools.classes"),
+        (
+            {"discovery": [{"source": "dns", "host": "a", "port": 1, "pool": "x"}]},
+            "gateway.discovery.0.pool does nothing",
+        ),
+        ({"replicas": [ENGINE], "rates": {"batch": {}}}, "gateway.rates.batch says neither requests_per_minute nor"),
+        (
+            {"replicas": [ENGINE], "deadlines": {"batch": {}}},
+            "gateway.deadlines.batch says neither first_token_seconds",
+        ),
         ({"replicas": [ENGINE, ENGINE]}, "gateway.replicas: 'http://127.0.0.1:8001' stands there twice as url"),
         ({"replicas": [{**ENGINE, "kv_replay": "tcp://a:1"}]}, "gateway.replicas.0 names kv_replay without kv_events"),
         ({"replicas": [{**ENGINE, "kv_events": "a:1"}]}, "gateway.replicas.0.kv_events must look like 'tcp://"),
@@ -88,8 +105,11 @@ def test_what_only_an_engine_does_is_refused(tmp_path: Path, place: str) -> None
         ({"discovery": [{"source": "file"}]}, 'gateway.discovery.0 of source "file" needs a path'),
         ({"discovery": [{"source": "file", "path": "x", "pool": "y"}]}, 'of source "file" says only path and seconds'),
         ({"pools": {"classes": {"bach": "x"}}}, "gateway.pools.classes: unknown class 'bach'; did you mean batch?"),
-        ({"rates": {"bach": {}}}, "gateway.rates: unknown class 'bach'; did you mean batch?"),
-        ({"deadlines": {"bach": {}}}, "gateway.deadlines: unknown class 'bach'; did you mean batch?"),
+        ({"rates": {"bach": {"tokens_per_minute": 1}}}, "gateway.rates: unknown class 'bach'; did you mean batch?"),
+        (
+            {"deadlines": {"bach": {"stall_seconds": 1.0}}},
+            "gateway.deadlines: unknown class 'bach'; did you mean batch?",
+        ),
         ({"api_keys": [{"key": "k", "classes": ["bach"]}]}, "gateway.api_keys.0.classes: unknown class 'bach'"),
         ({"api_keys": ["k", "k"]}, "gateway.api_keys: the same key stands there twice"),
         (

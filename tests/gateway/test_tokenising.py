@@ -23,6 +23,7 @@ from tidegate.routing.text_blocks import text_blocks
 from tidegate.routing.view import ReplicaView
 
 TOKENS = list(range(400))
+DEEP = page("[" * 100_000)  # deeper than anybody reads
 A = Choice(ReplicaView("a"), 0)
 
 
@@ -92,7 +93,9 @@ async def test_nobody_is_asked_where_it_does_not_help() -> None:
         assert engine.asked == []
 
 
-@pytest.mark.parametrize("answer", [page("no", "404 Not Found"), page("{}"), page("[]"), b"", page('{"tokens": 3}')])
+@pytest.mark.parametrize(
+    "answer", [page("no", "404 Not Found"), page("{}"), page("[]"), b"", page('{"tokens": 3}'), DEEP]
+)
 async def test_an_engine_that_cannot_tokenise_harms_nobody(answer: bytes) -> None:
     index = told()
     async with served(lambda path, head: answer) as engine:

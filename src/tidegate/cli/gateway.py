@@ -32,10 +32,11 @@ def gateway(
     from tidegate.gateway.settings import load
 
     path = config_path(config)
-    settings = load(path, {"gateway": {"host": host, "port": port}})
+    said = {"gateway": {"host": host, "port": port}}
+    settings = load(path, said)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     with bind(settings.gateway.host, settings.gateway.port) as sock:
-        run(settings, path, os.environ, sock, lambda service: _say_ready(settings, service, sock))
+        run(settings, path, os.environ, sock, lambda service: _say_ready(settings, service, sock), said)
 
 
 def _need_extras() -> None:

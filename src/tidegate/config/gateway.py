@@ -22,7 +22,7 @@ def _base_url(url: str) -> str:
     if "@" in parts.netloc:
         raise ValueError("must name no user and no password, for it is logged; api_key_env names where a key is")
     try:
-        wrong = parts.scheme != "http" or not parts.hostname or parts.port == 0
+        wrong = not re.fullmatch(r"[!-~]+", url) or parts.scheme != "http" or not parts.hostname or parts.port == 0
     except ValueError:  # no port that there can be
         wrong = True
     if wrong or parts.query or parts.fragment:
@@ -31,7 +31,8 @@ def _base_url(url: str) -> str:
 
 
 def _zmq_address(address: str) -> str:
-    if not re.fullmatch(r"tcp://[^/\s]+:\d{1,5}|ipc://\S+", address):
+    found = re.fullmatch(r"tcp://[^/\s]+:(\d{1,5})|ipc://\S+", address, re.ASCII)
+    if found is None or not 0 < int(found[1] or 1) < 2**16:
         raise ValueError(f"must look like 'tcp://10.0.0.1:5557', not {address!r}")
     return address
 
@@ -62,6 +63,10 @@ class RateConfig:
     requests_per_minute: Count | None = None
     tokens_per_minute: Count | None = None
 
+    def __post_init__(self) -> None:
+        if self.requests_per_minute is None and self.tokens_per_minute is None:
+            raise ValueError("says neither requests_per_minute nor tokens_per_minute, and so does nothing")
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaConfig:
@@ -70,7 +75,7 @@ class ReplicaConfig:
     name:        of metrics and explanations; host and port of the url where absent
     url:         where it listens, such as "http://10.0.0.1:8000"
     pool:        see `[gateway.pools]`
-    seats:       requests that it runs at once; absent means that its /metrics may tell
+    seats:       requests that it runs at once; absent means that nobody knows
     kind:        what it is; "auto" finds out by what its /metrics say
     pass_class:  how it is told of a request's class: "headers" (x-slo-class, x-tenant, x-slo-*-ms), the body's
                  "priority", "xargs" (the body's vllm_xargs), or "nothing"; absent is what suits its kind
@@ -94,6 +99,11 @@ class ReplicaConfig:
     def __post_init__(self) -> None:
         if self.kv_replay is not None and self.kv_events is None:
             raise ValueError("names kv_replay without kv_events, so that nothing could ever be missed")
+
+    @property
+    def called(self) -> str:
+        """Its name, or what stands for one."""
+        return self.name or self.url.removeprefix("http://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +166,10 @@ class DeadlineConfig:
 
     first_token_seconds: Seconds | None = None
     stall_seconds: Seconds | None = None
+
+    def __post_init__(self) -> None:
+        if self.first_token_seconds is None and self.stall_seconds is None:
+            raise ValueError("says neither first_token_seconds nor stall_seconds, and so does nothing")
 
 
 @dataclass(frozen=True, slots=True)

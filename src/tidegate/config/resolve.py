@@ -59,8 +59,9 @@ def refuse_written(path: Path | None, elsewhere: Mapping[str, str]) -> None:
 
     `elsewhere` says for each such option, dotted and with `policy.*` for any policy, what says it there.
     """
+    written = _written(_read(path, {}))
     with _naming(path):
-        for place in _written(_read(path, {})):
+        for place in written:
             section, *rest = place.split(".")
             kind = f"policy.*.{rest[-1]}" if section == "policy" else place
             if kind in elsewhere:
@@ -88,6 +89,8 @@ def _read(path: Path | None, overrides: Overrides) -> dict[str, Any]:
             raise ConfigError(f"{path}: not UTF-8 text (byte {e.start})") from e
         except tomllib.TOMLDecodeError as e:
             raise ConfigError(f"{path}: not TOML: {e}") from e
+        except RecursionError as e:
+            raise ConfigError(f"{path}: not TOML of ours: nested too deeply") from e
     for section, options in overrides.items():
         given = {name: value for name, value in options.items() if value is not None}
         if given and isinstance(raw.get(section, {}), dict):
@@ -247,8 +250,13 @@ def _check_keys(section: str, keys: Iterable[ApiKey]) -> None:
 
 def _check_replicas(gateway: GatewayConfig) -> None:
     """Every engine stands there once, and where all are known, every pool has one."""
-    for option in ("name", "url"):
-        values = [getattr(replica, option) for replica in gateway.replicas if getattr(replica, option) is not None]
+    if not gateway.pools.classes:
+        for section in ("replicas", "discovery"):
+            for i, engine in enumerate(getattr(gateway, section)):
+                if engine.pool:
+                    raise ConfigError(f"gateway.{section}.{i}.pool does nothing without gateway.pools.classes")
+    for option, of in (("url", "url"), ("name", "called")):
+        values = [getattr(replica, of) for replica in gateway.replicas]
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
             raise ConfigError(f"gateway.replicas: {twice!r} stands there twice as {option}")

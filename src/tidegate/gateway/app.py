@@ -11,12 +11,13 @@ from urllib.parse import unquote
 
 from tidegate.api.errors import ApiError
 from tidegate.config import GatewayConfig
+from tidegate.gateway.attempt import How
 from tidegate.gateway.door import Door
 from tidegate.gateway.front import Reply, Request
 from tidegate.gateway.http1 import end_to_end
 from tidegate.gateway.job import Job
 from tidegate.gateway.lookin import NOTHING, Body, look_in
-from tidegate.gateway.proxy import Proxy
+from tidegate.gateway.proxy import End, Proxy
 from tidegate.gateway.trace import traced
 from tidegate.routing.text_blocks import BytesPerToken, text_blocks
 from tidegate.routing.view import RouteView
@@ -26,6 +27,7 @@ _GENERATION = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/respons
 # The client's key is for the gateway, and its name for a request stands beside the gateway's own.
 _NOT_PASSED_ON = frozenset({b"authorization", b"x-api-key", b"cookie", b"x-request-id"})
 _MODELS = 64  # whose bytes a token are learned
+_NOTHING_DONE = frozenset({How.REFUSED, How.TURNED_AWAY, How.UNREACHABLE, How.RESET, How.NO_FIRST_TOKEN})
 _TYPICAL_OUTPUTS = 256  # tokens counted against a rate where the client does not bound them
 
 
@@ -86,7 +88,7 @@ class Gateway:
         path = request.path
         if self._page(path) is not None:
             return
-        if not path.startswith("/v1/"):
+        if not path.startswith("/v1/") or _climbs(path):
             raise ApiError(404, f"there is nothing at {path[:200]!r}; engines answer below /v1/")
         if self.draining:
             retry = {"Retry-After": "5", "Connection": "close"}
@@ -143,14 +145,13 @@ class Gateway:
         outputs = _TYPICAL_OUTPUTS if body.outputs is None else body.outputs
         key = self.door.key_of(request.fields)
         charge = self.door.charge(key, claim, view.prompt_tokens + outputs, job.arrival)
-        took = 0
-        try:
-            end = await self._proxy.serve(job, reply)
-            took = (end.prompt_tokens or view.prompt_tokens) + end.outputs
+
+        def ended(end: End) -> None:
+            charge.settle(_used(end, job, charge.tokens), self._loop.time())
             if end.prompt_tokens is not None:
                 per_token.observe(text_bytes, end.prompt_tokens)
-        finally:
-            charge.settle(took, self._loop.time())
+
+        await self._proxy.serve(job, reply, ended)
 
     def _page(self, path: str) -> tuple[Callable[[Asked], Awaitable[Page]], str] | None:
         if path in _GENERATION:
@@ -174,11 +175,26 @@ class Gateway:
 
 def _says(request: Request) -> Body:
     """What the body says; nothing where it is not for us to understand."""
+    generates = unquote(request.path).rstrip("/") in _GENERATION  # as engines read it
+    if generates and request.method == "POST":
+        return look_in(request.body)
     if not request.body:
         return NOTHING
-    if request.path in _GENERATION:
-        return look_in(request.body)
     try:
         return look_in(request.body)
     except ApiError:
         return NOTHING
+
+
+def _climbs(path: str) -> bool:
+    """Whether a server might take the path for one outside of what it begins with."""
+    return ("/." in path or "%" in path) and not {".", ".."}.isdisjoint(unquote(path).split("/"))
+
+
+def _used(end: End, job: Job, estimate: int) -> int:
+    """Tokens that a job used. A client that left pays for what was done until then."""
+    if end.replica is None or end.how in _NOTHING_DONE:
+        return 0
+    if end.how is How.CLIENT_LEFT and not job.streams:  # how far the engine was, nobody has seen
+        return estimate
+    return (end.prompt_tokens or job.view.prompt_tokens) + end.outputs

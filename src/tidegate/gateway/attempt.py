@@ -91,6 +91,7 @@ class Attempt:
         self._ended: asyncio.Future[How] = self._loop.create_future()
         self._head: tuple[int, Headers, int | None] = (0, (), None)
         self._events = False
+        self._plain = False
         self._error_seen = False
         self._untold = 0
         self._tail = b""
@@ -140,7 +141,9 @@ class Attempt:
 
     def head(self, status: int, headers: Headers, length: int | None) -> None:
         kind = next((v for n, v in headers if n == b"content-type"), b"")
-        self._events = kind.startswith(b"text/event-stream")
+        self._events = kind.lower().startswith(b"text/event-stream")
+        # An event of ours fits neither into a declared length nor among compressed ones.
+        self._plain = length is None and not any(n == b"content-encoding" for n, _ in headers)
         # The answer carries the gateway's id; the engine's, which its own explanations ask for, goes by another name.
         renamed = [(_ENGINES_ID if n == b"x-request-id" else n, v) for n, v in end_to_end(headers)]
         self._head = (status, renamed, length)
@@ -219,8 +222,8 @@ class Attempt:
         self._untold = 0
 
     def _break_off(self, how: How, reason: str) -> None:
-        """End an answer that has begun: with an error where it is a stream of events, else so that it shows."""
-        if self._events:
+        """End an answer that has begun: with an error where it is a stream of plain events, else so that it shows."""
+        if self._events and self._plain:
             error = ApiError(502, f"the answer was broken off: {reason}", code=how.value)
             separator = b"" if self._tail.endswith((b"\n\n", b"\r\n\r\n")) else b"\n\n"
             self._reply.end(separator + b"data: " + json.dumps(error.body).encode() + b"\n\n")
@@ -241,6 +244,8 @@ class Attempt:
         self._reply.on_pause = self._reply.on_resume = None
         if self._timer is not None:
             self._timer.cancel()
+        if self._untold:  # the client left
+            self._tell_tokens()
         if self.how is None or self.how is How.CUT:
             self._connection.abort()
 

@@ -45,7 +45,6 @@ class Wanted:
     url: str
     pool: str = ""
     seats: int | None = None
-    kv_tokens: int | None = None
     kind: Kind = "auto"
     pass_class: PassClass | None = None
     kv_events: str | None = None
@@ -55,7 +54,7 @@ class Wanted:
 
 def wanted(said: ReplicaConfig, environ: Mapping[str, str]) -> Wanted:
     """Raises ConfigError if the environment lacks its key."""
-    name = said.name or said.url.removeprefix("http://")
+    name = said.called
     key = None
     if said.api_key_env is not None:
         key = environ.get(said.api_key_env)
@@ -88,6 +87,10 @@ def listed(text: str, suffix: str) -> tuple[ReplicaConfig, ...]:
         raise ConfigError(sentence(e, Listed)) from e
     if len(found) > MAX_REPLICAS:
         raise ConfigError(f"lists {len(found)} engines; {MAX_REPLICAS} are the most")
+    names = [one.called for one in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"names {twice!r} twice")
     return found
 
 
@@ -136,7 +139,7 @@ class Discovery:
         try:
             found = await (self._by_name(source) if source.source == "dns" else self._in_file(source))
             self._found[n] = found
-        except (ConfigError, OSError) as e:
+        except (ConfigError, OSError, ValueError, RecursionError) as e:  # a name that none can be, a file of brackets
             if n not in self._broken:
                 kept = len(self._found.get(n, ()))
                 where = source.path or source.host

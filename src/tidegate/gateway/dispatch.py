@@ -211,6 +211,9 @@ class Dispatch:
             return False
         for r in [*islice(self._retried, RETRIED), *self._queue.heads(now)]:
             assert r.waiter is not None
+            if r.waiter.done():  # its client has just left; it has not noticed yet
+                self._let_go(r)
+                return True
             choice = self._chosen(r.job, r.avoid, now)
             if choice is not None:
                 self._let_go(r)

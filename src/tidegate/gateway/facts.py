@@ -23,6 +23,9 @@ MAX_BYTES = 4 * 2**20
 TIMEOUT_S = 2.0
 """Seconds for one answer. It passes unused while the engine computes: nobody waits for it."""
 
+MOST = 2**53
+"""What an engine counts at most; more is no count, and could not be reckoned with."""
+
 SELDOM = 10
 """An engine that has nothing to say is asked so many times less often."""
 
@@ -34,7 +37,6 @@ class EngineFacts(NamedTuple):
 
     running, waiting: its requests, whoever sent them
     kv_used:          share of its KV memory that requests hold, 0 to 1
-    seats:            requests that it runs at once
     kv_tokens:        KV tokens that it holds
     hit_rate:         share of prompt tokens that its cache held, 0 to 1
     """
@@ -43,7 +45,6 @@ class EngineFacts(NamedTuple):
     running: int | None = None
     waiting: int | None = None
     kv_used: float | None = None
-    seats: int | None = None
     kv_tokens: int | None = None
     hit_rate: float | None = None
 
@@ -128,7 +129,8 @@ def _read(text: str) -> Told:
 
 def _count(told: Told, name: str) -> int | None:
     """Engines behind one address (data parallel ranks) add up."""
-    return round(told.sums[name]) if told.sums.get(name, -1.0) >= 0 else None
+    found = told.sums.get(name, -1.0)
+    return round(found) if 0 <= found <= MOST else None
 
 
 def _share(told: Told, names: tuple[str, ...]) -> float | None:
@@ -143,7 +145,8 @@ def _vllm_tokens(told: Told) -> int | None:
     found = [(labels.get("num_gpu_blocks", ""), labels.get("block_size", "")) for labels in told.cache]
     if not found or not all(blocks.isdigit() and size.isdigit() for blocks, size in found):
         return None
-    return sum(int(blocks) * int(size) for blocks, size in found)
+    whole = sum(float(blocks) * float(size) for blocks, size in found)
+    return int(whole) if whole <= MOST else None
 
 
 class Scraper:
@@ -185,7 +188,7 @@ class Scraper:
                     why = "it has no metrics of an engine that is known here"
                 else:
                     self._told(wanted.name, facts)
-            except (aiohttp.ClientError, TimeoutError, ValueError, OSError) as e:
+            except Exception as e:  # noqa: BLE001 - whatever an engine says, it is asked again
                 why = str(e) or type(e).__name__
             if why and not silent:
                 _log.warning("engine %s: nothing to read at /metrics: %s", wanted.name, why)

@@ -87,12 +87,11 @@ class Fleet:
         for name, (want, upstream) in coming.items():
             known = self._replicas.get(name)
             if known is None:
-                view = ReplicaView(name, want.pool, want.seats, want.kv_tokens, speed=Speed(self._typical))
+                view = ReplicaView(name, want.pool, want.seats, speed=Speed(self._typical))
                 self._replicas[name] = Replica(want, view, upstream, want.kind)
             else:
                 known.wanted, known.view.pool = want, want.pool
                 known.view.seats = want.seats or known.view.seats
-                known.view.kv_tokens = want.kv_tokens or known.view.kv_tokens
         self._has_room()
 
     def told(self, name: str, facts: EngineFacts) -> None:
@@ -100,11 +99,10 @@ class Fleet:
         replica = self._replicas.get(name)
         if replica is None:
             return
-        view, wanted = replica.view, replica.wanted
-        if wanted.kind == "auto":
+        view = replica.view
+        if replica.wanted.kind == "auto":
             replica.kind = facts.kind
-        view.seats = wanted.seats or facts.seats or view.seats
-        view.kv_tokens = wanted.kv_tokens or facts.kv_tokens or view.kv_tokens
+        view.kv_tokens = facts.kv_tokens or view.kv_tokens
         view.told(Facts(self._loop.time(), facts.running, facts.waiting, facts.kv_used, facts.hit_rate))
         self._has_room()
 
@@ -177,4 +175,4 @@ class Fleet:
 
 
 def _is_another(replica: Replica, wanted: Wanted) -> bool:
-    return replace(replica.wanted, pool=wanted.pool, seats=wanted.seats, kv_tokens=wanted.kv_tokens) != wanted
+    return replace(replica.wanted, pool=wanted.pool, seats=wanted.seats) != wanted

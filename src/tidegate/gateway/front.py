@@ -169,7 +169,7 @@ class ClientConnection(asyncio.Protocol):
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._reading = False  # a request has begun and is not whole
-        self._head_bytes = 0
+        self._unread_bytes = 0  # that came since the last of a body: of heads, trailers and what is around chunks
         self._head_read = False
         self._closing = False
         self._waiting: deque[tuple[Request, Reply]] = deque()
@@ -199,8 +199,7 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closing or self._parser is None:
             return
-        if not self._head_read:
-            self._head_bytes += len(data)
+        self._unread_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -229,24 +228,26 @@ class ClientConnection(asyncio.Protocol):
         self._reading = True
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._body: list[bytes] = []
-        self._body_bytes = 0
+        self._body = bytearray()
 
     def on_url(self, url: bytes) -> None:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))
+        if not self._head_read:  # else it is a trailer, which comes too late to be looked at
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         assert self._parser is not None
-        self._head_read, self._head_bytes = True, 0
+        self._head_read, self._unread_bytes = True, 0
         method = self._parser.get_method().decode()
         self._request = request = Request(method, self._url.decode("latin-1"), self._headers)
         if self._parser.should_upgrade():  # the parser takes the rest for another protocol
             raise ApiError(400, "this server changes to no other protocol; leave the header 'Upgrade' out")
-        self._close = not self._parser.should_keep_alive()
         self._framed = self._parser.get_http_version() == "1.1"
+        self._close = not (self._framed and self._parser.should_keep_alive())  # 1.0 would have to be told of more
+        if any(n == b"transfer-encoding" and v.lower() != b"chunked" for n, v in self._headers):
+            raise ApiError(501, "a body may come in chunks, and in no other transfer encoding")
         self._handler.admit(request)
         length = request.fields.get("content-length")
         if length is not None and int(length) > self._handler.max_body_bytes:
@@ -255,15 +256,16 @@ class ClientConnection(asyncio.Protocol):
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, data: bytes) -> None:
-        self._body_bytes += len(data)
-        if self._body_bytes > self._handler.max_body_bytes:
+        self._unread_bytes = 0
+        self._body += data
+        if len(self._body) > self._handler.max_body_bytes:
             raise self._too_large()
-        self._body.append(data)
 
     def on_message_complete(self) -> None:
         self._reading = self._head_read = False
-        self._request.body = b"".join(self._body)
-        self._body = []
+        self._unread_bytes = 0
+        self._request.body = bytes(self._body)
+        self._body.clear()
         self._waiting.append((self._request, Reply(self, self._close, self._framed)))
         self._answer_next()
 
@@ -347,7 +349,7 @@ class ClientConnection(asyncio.Protocol):
             self._expect_within(_LAST_WORDS_SECONDS)
 
     def _bound_what_is_unread(self) -> None:
-        if self._head_bytes > _MAX_HEAD and not self._head_read:
+        if self._unread_bytes > _MAX_HEAD:
             self._refuse_unread(ApiError(431, f"the headers are larger than {_MAX_HEAD} bytes; send fewer"))
         elif self._head_read and self._reply is None:
             self._expect_within(self._handler.stall_seconds)

@@ -193,7 +193,7 @@ class KvEvents:
                 frames = await events.recv_multipart()
                 try:
                     await self._read(wanted, replica, frames)
-                except ValueError as e:
+                except Exception as e:  # noqa: BLE001 - whatever an engine publishes, the next message is read
                     _log.warning("engine %s: a cache event cannot be read: %s", wanted.name, e)
                     replica.lose()
 
@@ -223,7 +223,7 @@ class KvEvents:
                             replica.lose()
                         replica.told(seq, batch)
                         bound.reschedule(asyncio.get_running_loop().time() + REPLAY_S)
-            except (TimeoutError, ValueError, IndexError) as e:
+            except Exception as e:  # noqa: BLE001 - as above
                 _log.warning("engine %s: no replay of cache events: %s", wanted.name, str(e) or "it does not answer")
 
     def _socket(self, kind: int, address: str | None) -> zmq.asyncio.Socket:

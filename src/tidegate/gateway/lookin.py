@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
 
 from tidegate.api.errors import ApiError
 
 _NONE = msgspec.Raw(b"")
+# What is reckoned with fits a float and what is remembered is short, whatever a client says; as of the server.
+_Number = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+_Priority = Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)]
+_Tenant = Annotated[str, msgspec.Meta(max_length=256)]
+_Model = Annotated[str, msgspec.Meta(max_length=1024)]
 
 
 class Body(msgspec.Struct, gc=False):
@@ -17,15 +23,15 @@ class Body(msgspec.Struct, gc=False):
     Text stays as it came: two prompts with one beginning have one beginning as JSON, too.
     """
 
-    model: str | None = None
+    model: _Model | None = None
     stream: bool | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    n: int | None = None
+    max_tokens: _Number | None = None
+    max_completion_tokens: _Number | None = None
+    n: _Number | None = None
     sent_metadata: dict[str, str] | None = msgspec.field(default=None, name="metadata")
     service_tier: str | None = None
-    priority: int | None = None
-    user: str | None = None
+    priority: _Priority | None = None
+    user: _Tenant | None = None
     cache_salt: str | None = None
     tools: msgspec.Raw = _NONE
     messages: msgspec.Raw = _NONE
@@ -40,7 +46,7 @@ class Body(msgspec.Struct, gc=False):
     def outputs(self) -> int | None:
         """Output tokens asked for at most, of all sequences together; None where nothing was said."""
         most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return None if most is None else max(0, most) * max(1, self.n or 1)
+        return None if most is None else min(max(0, most) * max(1, self.n or 1), 2**31)
 
     @property
     def text(self) -> list[bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -79,16 +79,20 @@ class Proxy:
         self.observers = observers
         self.budget = RetryBudget(config.retry_share)
 
-    async def serve(self, job: Job, reply: Reply) -> End:
-        """Answer a job. Cancelled when its client leaves; ApiError where no engine answers it."""
-        return await _Exchange(self, job, reply).run()
+    async def serve(self, job: Job, reply: Reply, ended: Callable[[End], None]) -> None:
+        """Answer a job. Cancelled when its client leaves; ApiError where no engine answers it.
+
+        `ended` is told how, in each case.
+        """
+        await _Exchange(self, job, reply, ended).run()
 
 
 class _Exchange:
     """One job on its way; told of tokens by its attempts."""
 
-    def __init__(self, proxy: Proxy, job: Job, reply: Reply) -> None:
+    def __init__(self, proxy: Proxy, job: Job, reply: Reply, ended: Callable[[End], None]) -> None:
         self._proxy = proxy
+        self._ended = ended
         self._fleet = proxy.fleet
         self._loop = asyncio.get_running_loop()
         self._job = job
@@ -97,7 +101,7 @@ class _Exchange:
         self._first_token_at: float | None = None
         self._outputs = 0
 
-    async def run(self) -> End:
+    async def run(self) -> None:
         how, status, reason = How.ERROR, 500, ""
         try:
             attempt = await self._until_answered()
@@ -113,9 +117,9 @@ class _Exchange:
             end = self._end(how, status, reason)
             now = self._loop.time()
             self._proxy.dispatch.served(self._job, end.outputs)
+            self._ended(end)
             for observer in self._proxy.observers:
                 observer.ended(self._job, end, now)
-        return end
 
     async def _until_answered(self) -> Attempt:
         """Try replicas until one answers or no further one may be tried."""

@@ -79,6 +79,9 @@ class Reload:
         except InputError as e:
             _log.error("the configuration stays as it was: %s", e)
             return False
+        except Exception:  # noqa: BLE001 - a mistake of ours: whoever asks again is heard again
+            _log.exception("the configuration could not be read again")
+            return False
         self._now = new
         fixed = [place for place in differing if place in FIXED]
         if fixed:

@@ -7,6 +7,7 @@ import gc
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
@@ -14,6 +15,7 @@ from types import MappingProxyType
 import uvloop
 
 from tidegate.config import Config
+from tidegate.config.resolve import Overrides
 from tidegate.gateway.app import Gateway
 from tidegate.gateway.beside import Beside
 from tidegate.gateway.budget import RetryBudget
@@ -82,13 +84,16 @@ class Service:
         self.proxy.budget = RetryBudget(gateway.retry_share)
         self.dispatch.reload(config, route, pools)
 
-    async def run(self, path: Path | None = None) -> None:
-        """What happens beside requests, until cancelled, and the file at `path` read again when that is asked for."""
+    async def run(self, path: Path | None = None, overrides: Overrides | None = None) -> None:
+        """What happens beside requests, until cancelled, and the file at `path` read again when that is asked for.
+
+        overrides: what the command line said, which wins over the file then as well
+        """
         self.beside.start()
         if path is None:
             await asyncio.Event().wait()
         else:
-            await Reload(path, self.config, load, self.apply).run()
+            await Reload(path, self.config, partial(load, overrides=overrides), self.apply).run()
 
     def _forget(self, replica: str) -> None:
         self.route.forget(replica)
@@ -114,14 +119,16 @@ def run(
     environ: Mapping[str, str],
     sock: socket.socket,
     ready: Callable[[Service], None],
+    overrides: Overrides | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT has drained the gateway; a second one does not wait. In the main thread.
 
     path:    of the configuration, to read it again; None where there is none
     environ: the environment variables with the keys of engines
     ready:   called once connections are accepted
+    overrides: what the command line said
     """
-    uvloop.run(_serve(config, path, environ, sock, ready))
+    uvloop.run(_serve(config, path, environ, sock, ready, overrides))
 
 
 async def _serve(
@@ -130,13 +137,15 @@ async def _serve(
     environ: Mapping[str, str],
     sock: socket.socket,
     ready: Callable[[Service], None],
+    overrides: Overrides | None = None,
 ) -> None:
     loop = asyncio.get_running_loop()
     asked, at_once = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: (at_once if asked.is_set() else asked).set())
     service = Service(config, environ)
-    background = loop.create_task(service.run(path))
+    background = loop.create_task(service.run(path, overrides))
+    await asyncio.sleep(0)  # until it takes SIGHUP, which would end the process before
     server = await loop.create_server(service.client, sock=sock, backlog=_BACKLOG)
     gc.collect()
     gc.freeze()  # what lives as long as the process is not looked through again and again

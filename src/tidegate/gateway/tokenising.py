@@ -77,7 +77,7 @@ class Tokenising:
             if self._index.untranslated(asked.job.view):  # nobody asked about the like meanwhile
                 try:
                     await self._ask(http, asked)
-                except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as e:
+                except Exception as e:  # noqa: BLE001 - whatever a client or an engine says, the next one is asked about
                     _log.debug("engine %s: no tokens of a prompt: %s", asked.engine.name, e)
 
     async def _ask(self, http: aiohttp.ClientSession, asked: Asked) -> None:

@@ -52,7 +52,6 @@ class Connection(asyncio.Protocol):
         self._keep = False
         self._until_closed = False
         self.used = False
-        self.answered = False  # something of the answer to this request came
 
     @property
     def open(self) -> bool:
@@ -61,7 +60,7 @@ class Connection(asyncio.Protocol):
     def send(self, head: bytes, body: bytes, receiver: Receiver) -> None:
         """Send a request; `receiver` gets its answer."""
         self._receiver = receiver
-        self._complete = self.answered = self._until_closed = False
+        self._complete = self._until_closed = False
         self.transport.write(head + body)
 
     def pause(self) -> None:
@@ -100,13 +99,18 @@ class Connection(asyncio.Protocol):
         if receiver is None or self._parser is None:
             self.transport.abort()  # an answer to nothing
             return
-        self.answered = True
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except httptools.HttpParserUpgrade:  # no HttpParserError
             self.abort()
-            receiver.lost(f"its answer is not HTTP: {error}")
+            receiver.lost("it changes to a protocol that nobody asked for")
             return
+        except httptools.HttpParserError as error:
+            if not self._complete:
+                self.abort()
+                receiver.lost(f"its answer is not HTTP: {error}")
+                return
+            self._keep = False  # more came than the answer: it is nobody's, and neither is what follows
         if self._receiver is not receiver:  # it let go of this connection when it saw the head
             return
         chunks = self._chunks
@@ -131,6 +135,8 @@ class Connection(asyncio.Protocol):
     # The parser's side.
 
     def on_message_begin(self) -> None:
+        if self._complete:
+            raise ValueError("a second answer")
         self._headers: list[tuple[bytes, bytes]] = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -139,6 +145,8 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         assert self._parser is not None
         status = self._parser.get_status_code()
+        if status < 100:
+            raise ValueError("no status")
         if status < 200 or self._receiver is None:  # 100 Continue and its like announce the answer
             return
         self._keep = self._parser.should_keep_alive()
