@@ -132,10 +132,8 @@ def test_a_class_may_have_fewer_places() -> None:
 
 
 def test_a_hopeless_promise_is_429_with_a_time_to_come_back() -> None:
-    with busy(scheduler={"refuse_hopeless": True}) as (served, post):
-        ahead = [
-            post(prompt=[7 + n] * 100, max_tokens=300, metadata={"slo_class": "batch"}, priority=0) for n in range(3)
-        ]
+    with busy(scheduler={"refuse_hopeless": True, "policy": "fcfs"}) as (served, post):  # who came first is ahead
+        ahead = [post(prompt=[7 + n] * 100, max_tokens=300, metadata={"slo_class": "batch"}) for n in range(3)]
         while not waits(served, waiting=3):
             pass
         answer = post().result(10)  # interactive: 0.5 s to the first token
