@@ -8,7 +8,7 @@ from tidegate.integrations.vllm.scripted import run
 
 def test_who_waits_is_looked_at_again_when_its_prefix_is_cached(tmp_path):
     """`warm` came last and shares the prompt of `first`, which is computed while both others wait."""
-    toml = '[scheduler]\npolicy = "joint"\n[policy.joint]\nw_cache = 60.0\n'
+    toml = '[scheduler]\npolicy = "joint"\n[policy.joint]\nw_cache = 60.0\nurgent_slack = 0.0\n'
     engine = engine_of(tmp_path, toml, max_num_seqs=1, max_num_batched_tokens=256)
     shared = list(range(2, 130))
     engine.add(engine.request("first", shared, 12))
