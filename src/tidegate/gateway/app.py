@@ -127,7 +127,6 @@ class Gateway:
             per_token.block_tokens,
             claim.tenant,
             request.fields.get("x-session-id", ""),
-            body.outputs,
             bool(body.stream),
         )
         job = Job(

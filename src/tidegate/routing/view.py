@@ -21,7 +21,6 @@ class RouteView(NamedTuple):
                   (then tokens are estimated), of ids in a simulation
     tenant:       who asks
     sticky:       what requests that belong together have in common (a session, a user); "" where nobody said
-    outputs:      tokens that it is expected to emit; None where nobody knows
     streams:      whether its first token can be seen from outside
     """
 
@@ -32,7 +31,6 @@ class RouteView(NamedTuple):
     block_tokens: float = 1
     tenant: str = "default"
     sticky: str = ""
-    outputs: int | None = None
     streams: bool = True
 
     def tokens(self, blocks: int) -> int:

@@ -76,7 +76,6 @@ class Front:
             self._density.block_tokens,
             claim.tenant,
             sticky=asked.user or "",
-            outputs=asked.outputs,
             streams=bool(asked.stream),
         )
         replica = headers.get(REPLICA_HEADER.decode(), "") if request.method == "GET" else ""

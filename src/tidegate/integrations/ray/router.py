@@ -92,7 +92,6 @@ class TidegateRouter(RequestRouter):
             blocks,
             self._density.block_tokens,
             sticky=asked.user or "",
-            outputs=asked.outputs,
             streams=False,
         )
 
