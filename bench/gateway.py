@@ -225,11 +225,12 @@ def targets(stack: ExitStack, load_core: int, gateway_core: int, where: Path) ->
     config.write_text(replicas)
     ours, theirs = free_port(), free_port()
     command = [sys.executable, "-m", "tidegate", "gateway", "--config", str(config), "--port", str(ours)]
-    our_pid = stack.enter_context(started(command, gateway_core, {"PYTHONPATH": str(ROOT / "src")}))
+    path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
+    our_pid = stack.enter_context(started(command, gateway_core, {"PYTHONPATH": path}))
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     launch = [router(), "-m", "sglang_router.launch_router", "--policy", "cache_aware", "--log-level", "error"]
     launch += ["--port", str(theirs), "--prometheus-port", str(free_port()), "--worker-urls", *urls]
-    their_pid = stack.enter_context(started(launch, gateway_core))
+    their_pid = stack.enter_context(started(launch, gateway_core, {"PYTHONPATH": ""}))  # it has packages of its own
     wait_for(ours)
     wait_for(theirs)
     time.sleep(2)  # sglang-router finds its engines out a little later

@@ -35,9 +35,13 @@ def bearer(key: str, **headers: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}", **headers}
 
 
+def claim_of(asked: Door, headers: Mapping[str, str], body: Body) -> Claim:
+    return asked.claim(headers, body, asked.key_of(headers))
+
+
 def refusal(asked: Door, headers: Mapping[str, str], body: Body) -> tuple[int, str | None]:
     with pytest.raises(ApiError) as found:
-        asked.claim(headers, body)
+        claim_of(asked, headers, body)
     return found.value.status, found.value.code
 
 
@@ -57,14 +61,14 @@ def test_keys_of_the_server_are_not_those_of_the_gateway() -> None:
 
 def test_a_key_binds_tenant_and_classes() -> None:
     asked = door()
-    claim = asked.claim(bearer("sk-acme"), Body(user="else"))
+    claim = claim_of(asked, bearer("sk-acme"), Body(user="else"))
     assert (claim.tenant, claim.slo_class) == ("acme", "offline")
     assert refusal(asked, bearer("sk-acme"), Body(service_tier="priority")) == (403, "class_not_allowed")
     assert refusal(asked, bearer("sk-acme", **{"x-slo-class": "interactive"}), Body()) == (403, "class_not_allowed")
     assert refusal(asked, bearer("sk-acme", **{"x-tenant": "other"}), Body()) == (403, "tenant_not_allowed")
     assert refusal(asked, bearer("sk-acme", **{"x-slo-ttft-ms": "5"}), Body()) == (403, "promise_not_allowed")
     assert refusal(asked, bearer("sk-root"), Body(metadata={"slo_class": "vip"})) == (400, "unknown_class")
-    assert asked.claim(bearer("sk-root", **{"x-tenant": "any"}), Body()).tenant == "any"
+    assert claim_of(asked, bearer("sk-root", **{"x-tenant": "any"}), Body()).tenant == "any"
     assert asked.refused["class_not_allowed"] == 2
 
 
@@ -85,7 +89,7 @@ def test_a_request_rate_of_a_key_is_told_with_the_time_to_come_back() -> None:
 
 def test_a_token_rate_counts_what_was_used() -> None:
     asked = door()
-    key, claim = asked.key_of(bearer("sk-root")), asked.claim(bearer("sk-root"), Body())
+    key, claim = asked.key_of(bearer("sk-root")), claim_of(asked, bearer("sk-root"), Body())
     charge = asked.charge(key, claim, 600, 0.0)
     with pytest.raises(ApiError):
         asked.charge(key, claim, 1, 0.0)
@@ -96,16 +100,16 @@ def test_a_token_rate_counts_what_was_used() -> None:
 def test_a_rate_of_a_class_is_each_tenants() -> None:
     asked = door(rates={"interactive": {"requests_per_minute": 1}}, api_keys=[])
     for tenant in ("x", "y"):
-        asked.charge(None, asked.claim({"x-tenant": tenant}, Body()), 1, 0.0)
-        asked.charge(None, asked.claim({"x-tenant": tenant}, Body(service_tier="flex")), 1, 0.0)
+        asked.charge(None, claim_of(asked, {"x-tenant": tenant}, Body()), 1, 0.0)
+        asked.charge(None, claim_of(asked, {"x-tenant": tenant}, Body(service_tier="flex")), 1, 0.0)
     with pytest.raises(ApiError) as found:
-        asked.charge(None, asked.claim({"x-tenant": "x"}, Body()), 1, 0.0)
+        asked.charge(None, claim_of(asked, {"x-tenant": "x"}, Body()), 1, 0.0)
     assert str(found.value) == "a tenant may send 1 requests a minute of class 'interactive'; come back in 60 s"
 
 
 def test_a_new_configuration_keeps_what_was_used() -> None:
     asked = door(rates={"interactive": {"requests_per_minute": 1}}, api_keys=[])
-    claim = asked.claim({}, Body())
+    claim = claim_of(asked, {}, Body())
     asked.charge(None, claim, 1, 0.0)
     asked.reload(resolve({"gateway": {"api_keys": KEYS, "rates": {"interactive": {"requests_per_minute": 2}}}}))
     with pytest.raises(ApiError):

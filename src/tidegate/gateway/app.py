@@ -113,7 +113,8 @@ class Gateway:
 
     async def _serve(self, id: str, request: Request, reply: Reply) -> None:
         body = _says(request)
-        claim = self.door.claim(request.fields, body)
+        key = self.door.key_of(request.fields)
+        claim = self.door.claim(request.fields, body, key)
         text = body.text
         text_bytes = sum(map(len, text))
         model = body.model or ""
@@ -142,7 +143,6 @@ class Gateway:
             body.outputs,
         )
         outputs = _TYPICAL_OUTPUTS if body.outputs is None else body.outputs
-        key = self.door.key_of(request.fields)
         charge = self.door.charge(key, claim, view.prompt_tokens + outputs, job.arrival)
 
         def ended(end: End) -> None:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from tidegate.api.errors import ApiError
 from tidegate.gateway.front import Reply
-from tidegate.gateway.http1 import Headers, end_to_end
+from tidegate.gateway.http1 import Headers, end_to_end, without_frame
 from tidegate.gateway.upstream import Unreachable, Upstream
 
 _ENGINES_ID = b"x-engine-request-id"
@@ -159,14 +159,18 @@ class Attempt:
             self._reply.start(*self._head)
             if self._events:
                 self._progress.first_token(now)
-        if self._events:
-            self._untold += data.count(b"data: ")
-            if self._untold >= _TOLD_AT_ONCE:
-                self._tell_tokens()
-            if _ERROR_EVENT in data:
-                self._error_seen = True
+        self._note(data)
         self._tail = data
         self._reply.write(data)
+
+    def chunk(self, data: bytes) -> None:
+        if self.refusal is not None or not self._reply.started:
+            self.data(without_frame(data))
+            return
+        self._last = self._loop.time()
+        self._note(data)
+        self._tail = data[:-2]
+        self._reply.write_chunk(data)
 
     def ended(self) -> None:
         status = self._head[0]
@@ -192,6 +196,15 @@ class Attempt:
             self._now(How.RESET, reason)
 
     # What else may happen.
+
+    def _note(self, data: bytes) -> None:
+        """Something of the body came, in one chunk's framing or without."""
+        if self._events:
+            self._untold += data.count(b"data: ")
+            if self._untold >= _TOLD_AT_ONCE:
+                self._tell_tokens()
+            if _ERROR_EVENT in data:
+                self._error_seen = True
 
     def _resume(self) -> None:
         self._last = self._loop.time()  # while the client did not read, nothing could come

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from math import ceil
 
 from tidegate.api.errors import ApiError
@@ -34,17 +33,22 @@ class Door:
 
         Raises ApiError 401 if it is missing or unknown.
         """
-        with self._counting():
+        try:
             return self._identities.key_of(headers)
+        except ApiError as refusal:
+            self._count(refusal)
+            raise
 
-    def claim(self, headers: Mapping[str, str], body: Asking) -> Claim:
-        """The request's tenant, class, priority and promises.
+    def claim(self, headers: Mapping[str, str], body: Asking, key: ApiKey | None) -> Claim:
+        """The tenant, class, priority and promises of a request with this key.
 
-        Raises ApiError 400 for unknown names, 401 as `key_of`, 403 for what the key may not claim.
+        Raises ApiError 400 for unknown names, 403 for what the key may not claim.
         """
-        key = self.key_of(headers)
-        with self._counting():
+        try:
             return self._identities.claim(body, headers, key)
+        except ApiError as refusal:
+            self._count(refusal)
+            raise
 
     def charge(self, key: ApiKey | None, claim: Claim, tokens: int, now: float) -> Charge:
         """Count one request of `tokens` tokens, estimated, against every rate that holds for it.
@@ -73,14 +77,9 @@ class Door:
             headers={"Retry-After": str(seconds)},
         )
 
-    @contextmanager
-    def _counting(self) -> Iterator[None]:
-        try:
-            yield
-        except ApiError as refusal:
-            self.refused[refusal.code or "bad_request"] += 1
-            raise
-
     def may_see(self, key: ApiKey | None, tenant: str) -> bool:
         """Whether whoever has `key` is told of the requests of `tenant`."""
         return key is None or key.tenant is None or key.tenant == tenant
+
+    def _count(self, refusal: ApiError) -> None:
+        self.refused[refusal.code or "bad_request"] += 1

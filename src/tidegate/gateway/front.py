@@ -12,7 +12,7 @@ from typing import Protocol, cast
 import httptools
 
 from tidegate.api.errors import ApiError
-from tidegate.gateway.http1 import LAST_CHUNK, WITHOUT_BODY, Headers, chunk, response_head, send_at_once
+from tidegate.gateway.http1 import LAST_CHUNK, WITHOUT_BODY, Headers, chunk, response_head, send_at_once, without_frame
 
 _log = logging.getLogger(__name__)
 
@@ -129,6 +129,13 @@ class Reply:
         if self._head:
             data, self._head = self._head + data, b""
         self._write(data)
+
+    def write_chunk(self, data: bytes) -> None:
+        """A further part of the body, which came as one whole chunk: where the client gets chunks, it is that one."""
+        if self._framed and not self._head:
+            self._write(data)
+        else:
+            self.write(without_frame(data))
 
     def end(self, data: bytes = b"") -> None:
         """The end of the answer, with the last of its body."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from asyncio import BaseTransport
 from collections.abc import Iterable, Sequence
@@ -19,6 +20,7 @@ _HOP_BY_HOP = frozenset(
     | {b"trailer", b"transfer-encoding", b"upgrade"}
 )
 _OWN_FRAMING = _HOP_BY_HOP | {b"content-length", b"expect", b"host"}
+_CHUNK_SIZE = re.compile(rb"(?!0+\r)([0-9a-fA-F]{1,8})\r\n")
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
 
 
@@ -56,6 +58,17 @@ def response_head(status: int, headers: Headers, framing: bytes) -> bytes:
 def chunk(data: bytes) -> bytes:
     """`data`, which is not empty, as one chunk."""
     return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def is_one_chunk(data: bytes) -> bool:
+    """Whether `data`, which begins where a chunk does, is exactly one, and not the last."""
+    begin = _CHUNK_SIZE.match(data)
+    return begin is not None and len(data) == begin.end() + int(begin[1], 16) + 2 and data.endswith(b"\r\n")
+
+
+def without_frame(data: bytes) -> bytes:
+    """What one whole chunk carries."""
+    return data[data.index(b"\n") + 1 : -2]
 
 
 def send_at_once(transport: BaseTransport) -> None:

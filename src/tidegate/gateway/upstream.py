@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from tidegate.errors import ConfigError, TidegateError
-from tidegate.gateway.http1 import WITHOUT_BODY, Headers, request_head, send_at_once
+from tidegate.gateway.http1 import WITHOUT_BODY, Headers, is_one_chunk, request_head, send_at_once
 
 MAX_IDLE = 256
 """Connections that wait for a request, at most."""
@@ -28,6 +28,10 @@ class Receiver(Protocol):
 
     def data(self, data: bytes) -> None:
         """A part of the body, not empty: all that one read brought."""
+        ...
+
+    def chunk(self, data: bytes) -> None:
+        """A part of the body as one whole chunk, framing and all: what most reads of a stream bring."""
         ...
 
     def ended(self) -> None:
@@ -51,6 +55,8 @@ class Connection(asyncio.Protocol):
         self._complete = False
         self._keep = False
         self._until_closed = False
+        self._chunk_is_complete = False
+        self._between_chunks = False  # of an answer: the parser waits for the size of the next
         self.used = False
 
     @property
@@ -60,7 +66,7 @@ class Connection(asyncio.Protocol):
     def send(self, head: bytes, body: bytes, receiver: Receiver) -> None:
         """Send a request; `receiver` gets its answer."""
         self._receiver = receiver
-        self._complete = self._until_closed = False
+        self._complete = self._until_closed = self._between_chunks = False
         self.transport.write(head + body)
 
     def pause(self) -> None:
@@ -99,6 +105,9 @@ class Connection(asyncio.Protocol):
         if receiver is None or self._parser is None:
             self.transport.abort()  # an answer to nothing
             return
+        if self._between_chunks and is_one_chunk(data):
+            receiver.chunk(data)  # the parser need not know: it is left where it was
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:  # no HttpParserError
@@ -111,6 +120,7 @@ class Connection(asyncio.Protocol):
                 receiver.lost(f"its answer is not HTTP: {error}")
                 return
             self._keep = False  # more came than the answer: it is nobody's, and neither is what follows
+        self._between_chunks = self._chunk_is_complete and data.endswith(b"\r\n")  # else the next has begun
         if self._receiver is not receiver:  # it let go of this connection when it saw the head
             return
         chunks = self._chunks
@@ -160,8 +170,15 @@ class Connection(asyncio.Protocol):
         self._until_closed = not framed
         self._receiver.head(status, self._headers, length)
 
+    def on_chunk_header(self) -> None:
+        self._chunk_is_complete = False
+
+    def on_chunk_complete(self) -> None:
+        self._chunk_is_complete = True
+
     def on_message_complete(self) -> None:
         assert self._parser is not None
+        self._chunk_is_complete = False
         self._complete = self._parser.get_status_code() >= 200
 
 
