@@ -73,13 +73,13 @@ class Load:
 
 
 LOADS = {
-    CALIBRATION: Load(("gamma:rate=4.5,cv=2,count=1000,prompt=lognormal:80:0.9:700,output=8..40",), "fcfs"),
-    "short": Load(("poisson:rate=7,count=1000,prompt=lognormal:48:0.6:256,output=exponential:20:80",), "sjf"),
-    "long": Load(("poisson:rate=4.5,count=1000,prompt=80..240,output=8..16",), "vllm-v1"),
+    CALIBRATION: Load(("gamma:rate=6,cv=2,count=1000,prompt=lognormal:50:0.9:440,output=8..40",), "fcfs"),
+    "short": Load(("poisson:rate=9,count=1000,prompt=lognormal:32:0.6:160,output=exponential:20:80",), "sjf"),
+    "long": Load(("poisson:rate=6,count=1000,prompt=50..150,output=8..16",), "vllm-v1"),
     "queue": Load(
         (
-            "poisson:rate=3,count=600,prompt=40..120,output=12..36,interactive",
-            "onoff:rate=15,on=8s,off=40s,count=400,prompt=32..96,output=16..48,batch",
+            "poisson:rate=4,count=600,prompt=24..72,output=12..36,interactive",
+            "onoff:rate=16,on=8s,off=36s,count=400,prompt=20..60,output=16..48,batch",
         ),
         "joint",
     ),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from os import urandom
 from random import Random
-from secrets import token_hex
 from urllib.parse import unquote
 
 from tidegate.api.errors import ApiError
@@ -103,7 +103,7 @@ class Gateway:
             answer = await page(Asked(rest, request.fields))
             reply.whole(answer.status, [(b"content-type", answer.content_type.encode())], answer.body)
             return
-        id = f"req-{token_hex(12)}"
+        id = f"req-{urandom(12).hex()}"
         reply.headers.append((b"x-request-id", id.encode()))
         self._in_flight += 1
         try:

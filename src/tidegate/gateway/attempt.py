@@ -83,12 +83,13 @@ class Attempt:
     usage:   tokens that the engine counted, by "prompt" and "completion"
     """
 
-    def __init__(self, reply: Reply, progress: Progress, deadlines: Deadlines) -> None:
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, reply: Reply, progress: Progress, deadlines: Deadlines, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._time = loop.time
         self._reply = reply
         self._progress = progress
         self._deadlines = deadlines
-        self._ended: asyncio.Future[How] = self._loop.create_future()
+        self._ended: asyncio.Future[How] = loop.create_future()
         self._head: tuple[int, Headers, int | None] = (0, (), None)
         self._events = False
         self._plain = False
@@ -132,7 +133,7 @@ class Attempt:
             fresh, self.how, self._ended = True, None, self._loop.create_future()
 
     def _send(self, head: bytes, body: bytes) -> None:
-        self._last = self._loop.time()
+        self._last = self._time()
         self._reply.on_pause, self._reply.on_resume = self._connection.pause, self._resume
         self._timer = self._loop.call_later(self._deadlines.first, self._due)
         self._connection.send(head, body, self)
@@ -140,18 +141,23 @@ class Attempt:
     # The receiver's side.
 
     def head(self, status: int, headers: Headers, length: int | None) -> None:
-        kind = next((v for n, v in headers if n == b"content-type"), b"")
-        self._events = kind.lower().startswith(b"text/event-stream")
+        renamed = []
         # An event of ours fits neither into a declared length nor among compressed ones.
-        self._plain = length is None and not any(n == b"content-encoding" for n, _ in headers)
-        # The answer carries the gateway's id; the engine's, which its own explanations ask for, goes by another name.
-        renamed = [(_ENGINES_ID if n == b"x-request-id" else n, v) for n, v in end_to_end(headers)]
+        self._plain = length is None
+        for name, value in end_to_end(headers):
+            if name == b"content-type":
+                self._events = value.lower().startswith(b"text/event-stream")
+            elif name == b"content-encoding":
+                self._plain = False
+            elif name == b"x-request-id":  # the answer carries the gateway's; this one is for who asks the engine why
+                name = _ENGINES_ID
+            renamed.append((name, value))
         self._head = (status, renamed, length)
         if status in _TURNS_AWAY or status in _BROKEN:
             self.refusal = Refusal(status, renamed, bytearray(), _retry_after(headers))
 
     def data(self, data: bytes) -> None:
-        now = self._last = self._loop.time()
+        now = self._last = self._time()
         if self.refusal is not None:
             self._keep_refusal(data)
             return
@@ -167,7 +173,7 @@ class Attempt:
         if self.refusal is not None or not self._reply.started:
             self.data(without_frame(data))
             return
-        self._last = self._loop.time()
+        self._last = self._time()
         self._note(data)
         self._tail = data[:-2]
         self._reply.write_chunk(data)
@@ -207,12 +213,12 @@ class Attempt:
                 self._error_seen = True
 
     def _resume(self) -> None:
-        self._last = self._loop.time()  # while the client did not read, nothing could come
+        self._last = self._time()  # while the client did not read, nothing could come
         self._connection.resume()
 
     def _due(self) -> None:
         limit = self._deadlines.stall if self._reply.started else self._deadlines.first
-        left = self._last + limit - self._loop.time()
+        left = self._last + limit - self._time()
         if self._reply.paused or left > 0:
             self._timer = self._loop.call_later(max(left, 0.0) or limit, self._due)
             return

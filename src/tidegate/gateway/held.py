@@ -104,7 +104,7 @@ class HeldQueue:
 
     def blocked(self, slo_class: str, priority: int) -> bool:
         """Whether others wait whom such a job would have to pass."""
-        return self._lane(slo_class, priority) in self._lanes
+        return bool(self._lanes) and self._lane(slo_class, priority) in self._lanes
 
     def refusal(self, r: HeldJob, load: LoadView, door: PolicyContext) -> tuple[Reject | None, Sequence[HeldJob]]:
         """Why `r`, which arrives, may not wait, if so; else those who no longer wait because it does.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from tidegate.config import Config
 from tidegate.gateway.attempt import How
@@ -13,12 +13,14 @@ from tidegate.gateway.dispatch import Dispatch
 from tidegate.gateway.fleet import Fleet
 from tidegate.gateway.job import Job
 from tidegate.gateway.proxy import End
+from tidegate.gateway.tally import Counts, Spreads
 from tidegate.observe.metrics import MAX_CLASS_LABELS, Labels
 from tidegate.routing.choice import Choice
 from tidegate.routing.prefix_index import PrefixIndex
 
-M = TypeVar("M", Counter, Gauge, Histogram)
+M = TypeVar("M", Counts, Spreads, Gauge)
 
+_PREFIX = "tidegate_gateway_"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _ERRORS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _STATES = ("closed", "open", "half-open", "draining")
@@ -35,61 +37,60 @@ class GatewayMetrics:
         self._class = Labels(MAX_CLASS_LABELS, list(config.classes))
         self._tenant = Labels(config.server.tenant_labels)
         self._predicted: dict[str, tuple[float, float | None]] = {}  # when it was sent, and the prediction then
-        self._of_replica: list[Counter | Gauge | Histogram] = []
-        self._children: dict[tuple[object, ...], Any] = {}
+        self._of_replica: list[Counts | Spreads | Gauge] = []
         self._known: set[str] = set()
         kind, replica = ("class",), ("replica",)
-        self._ended = self._new(Counter, "requests", "Requests that ended, by how", (*kind, "how"))
-        self._refused = self._new(Gauge, "door_refusals", "Requests refused at the door since the start", ("code",))
-        self._held = self._new(Histogram, "held_seconds", "Arrival until an engine got it", kind, _SECONDS)
-        self._ttft = self._new(Histogram, "ttft_seconds", "Arrival to first token", kind, _SECONDS)
-        self._e2e = self._new(Histogram, "e2e_seconds", "Arrival to end, of those that were done", kind, _SECONDS)
-        self._tokens = self._new(Counter, "tokens", "Tokens by tenant, prompts estimated", ("tenant", "kind"))
-        self._waiting = self._new(Gauge, "requests_held", "Requests that wait in the gateway", kind)
-        self._oldest = self._new(Gauge, "oldest_wait_seconds", "How long the longest held one waits", kind)
-        self._sent = self._replicas(Counter, "sent", "Requests sent to an engine, by attempt", (*replica, "attempt"))
-        self._failed = self._replicas(Counter, "failures", "Attempts that an engine failed", (*replica, "how"))
-        self._error = self._replicas(
-            Histogram, "ttft_error_seconds", "Predicted against actual time to first token", replica, _ERRORS
+        self._ended = self._counts("requests", "Requests that ended, by how", (*kind, "how"))
+        self._refused = self._gauge("door_refusals", "Requests refused at the door since the start", ("code",))
+        self._held = self._spreads("held_seconds", "Arrival until an engine got it", kind)
+        self._ttft = self._spreads("ttft_seconds", "Arrival to first token", kind)
+        self._e2e = self._spreads("e2e_seconds", "Arrival to end, of those that were done", kind)
+        self._tokens = self._counts("tokens", "Tokens by tenant, prompts estimated", ("tenant", "kind"))
+        self._waiting = self._gauge("requests_held", "Requests that wait in the gateway", kind)
+        self._oldest = self._gauge("oldest_wait_seconds", "How long the longest held one waits", kind)
+        self._sent = self._counts("sent", "Requests sent to an engine, by attempt", (*replica, "attempt"))
+        self._failed = self._counts("failures", "Attempts that an engine failed", (*replica, "how"))
+        self._error = self._spreads(
+            "ttft_error_seconds", "Predicted against actual time to first token", replica, _ERRORS
         )
-        self._cached = self._replicas(Counter, "cached_tokens", "Prompt tokens believed cached where sent", replica)
-        self._outstanding = self._replicas(Gauge, "outstanding", "Requests that an engine has of ours", replica)
-        self._state = self._replicas(Gauge, "replica_state", "1 for the state an engine is in", (*replica, "state"))
-        self._exact = self._replicas(Gauge, "prefixes_exact", "1 if an engine's own events are followed", replica)
+        self._cached = self._counts("cached_tokens", "Prompt tokens believed cached where sent", replica)
+        self._outstanding = self._gauge("outstanding", "Requests that an engine has of ours", replica)
+        self._state = self._gauge("replica_state", "1 for the state an engine is in", (*replica, "state"))
+        self._exact = self._gauge("prefixes_exact", "1 if an engine's own events are followed", replica)
 
     # An observer of the proxy
 
     def sent(self, job: Job, choice: Choice, attempt: int, now: float) -> None:
         name = choice.replica.name
         self._known.add(name)
-        self._child(self._sent, name, "first" if attempt == 1 else "again").inc()
-        self._child(self._cached, name).inc(choice.cached_tokens)
+        self._sent.add((name, "first" if attempt == 1 else "again"))
+        self._cached.add((name,), choice.cached_tokens)
         self._predicted[job.id] = now, choice.expected_s
         if attempt == 1:
-            self._child(self._held, self._class(job.claim.slo_class)).observe(max(0.0, now - job.arrival))
+            self._held.observe((self._class(job.claim.slo_class),), max(0.0, now - job.arrival))
 
     def failed(self, job: Job, replica: str, how: How, reason: str, now: float) -> None:
-        self._child(self._failed, replica, how.value).inc()
+        self._failed.add((replica, how.value))
         self._predicted.pop(job.id, None)
 
     def first_token(self, job: Job, now: float) -> None:
-        self._child(self._ttft, self._class(job.claim.slo_class)).observe(max(0.0, now - job.arrival))
+        self._ttft.observe((self._class(job.claim.slo_class),), max(0.0, now - job.arrival))
 
     def ended(self, job: Job, end: End, now: float) -> None:
         kind = self._class(job.claim.slo_class)
-        self._child(self._ended, kind, end.how.value).inc()
+        self._ended.add((kind, end.how.value))
         if end.how is How.DONE:
-            self._child(self._e2e, kind).observe(max(0.0, now - job.arrival))
+            self._e2e.observe((kind,), max(0.0, now - job.arrival))
         sent_at, predicted = self._predicted.pop(job.id, (0.0, None))
         if end.replica is None:
             return
         self._known.add(end.replica)
         if predicted is not None and end.first_token_at is not None:
-            self._child(self._error, end.replica).observe(abs(end.first_token_at - sent_at - predicted))
+            self._error.observe((end.replica,), abs(end.first_token_at - sent_at - predicted))
         tenant = self._tenant(job.claim.tenant)
         prompt = job.view.prompt_tokens if end.prompt_tokens is None else end.prompt_tokens
-        self._child(self._tokens, tenant, "prompt").inc(prompt)
-        self._child(self._tokens, tenant, "output").inc(end.outputs)
+        self._tokens.add((tenant, "prompt"), prompt)
+        self._tokens.add((tenant, "output"), end.outputs)
 
     # Whoever is asked for the metrics
 
@@ -127,25 +128,18 @@ class GatewayMetrics:
         """A replica is gone, and so are its labels: names come and go with addresses."""
         for metric in self._of_replica:
             metric.remove_by_labels({"replica": replica})
-        self._children.clear()
 
-    def _child(self, metric: M, *labels: str) -> M:
-        """The metric with these labels, as `metric.labels` gives it, looked up once: that costs more than to count."""
-        key = metric, *labels
-        child = self._children.get(key)
-        if child is None:
-            child = self._children[key] = metric.labels(*labels)
-        return cast(M, child)
+    def _counts(self, name: str, text: str, labels: Sequence[str]) -> Counts:
+        return self._forgotten(Counts(_PREFIX + name, text, labels, self.registry), labels)
 
-    def _new(
-        self, kind: type[M], name: str, text: str, labels: Sequence[str], buckets: Sequence[float] | None = None
-    ) -> M:
-        own: dict[str, Any] = {} if buckets is None else {"buckets": buckets}
-        return kind(f"tidegate_gateway_{name}", text, labels, registry=self.registry, **own)
+    def _spreads(self, name: str, text: str, labels: Sequence[str], bounds: Sequence[float] = _SECONDS) -> Spreads:
+        return self._forgotten(Spreads(_PREFIX + name, text, labels, bounds, self.registry), labels)
 
-    def _replicas(
-        self, kind: type[M], name: str, text: str, labels: Sequence[str], buckets: Sequence[float] | None = None
-    ) -> M:
-        made = self._new(kind, name, text, labels, buckets)
-        self._of_replica.append(made)
-        return made
+    def _gauge(self, name: str, text: str, labels: Sequence[str]) -> Gauge:
+        return self._forgotten(Gauge(_PREFIX + name, text, labels, registry=self.registry), labels)
+
+    def _forgotten(self, metric: M, labels: Sequence[str]) -> M:
+        """`metric`, whose labels go when their replica does."""
+        if "replica" in labels:
+            self._of_replica.append(metric)
+        return metric

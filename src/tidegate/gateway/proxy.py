@@ -78,6 +78,7 @@ class Proxy:
         self.dispatch = dispatch
         self.observers = observers
         self.budget = RetryBudget(config.retry_share)
+        self.loop = asyncio.get_running_loop()
 
     async def serve(self, job: Job, reply: Reply, ended: Callable[[End], None]) -> None:
         """Answer a job. Cancelled when its client leaves; ApiError where no engine answers it.
@@ -94,7 +95,7 @@ class _Exchange:
         self._proxy = proxy
         self._ended = ended
         self._fleet = proxy.fleet
-        self._loop = asyncio.get_running_loop()
+        self._loop = proxy.loop
         self._job = job
         self._reply = reply
         self._attempts: list[tuple[str, Attempt]] = []
@@ -143,7 +144,7 @@ class _Exchange:
         job, config = self._job, self._proxy.config
         slo_class = job.claim.slo_class
         first = config.first_token_of(slo_class) if job.streams else config.answer_seconds
-        attempt = Attempt(self._reply, self, Deadlines(first, config.stall_of(slo_class)))
+        attempt = Attempt(self._reply, self, Deadlines(first, config.stall_of(slo_class)), self._loop)
         self._attempts.append((choice.replica.name, attempt))
         try:
             for observer in self._proxy.observers:

@@ -132,6 +132,7 @@ class Joint:
         found = []
         for c in replicas:
             facts = c.fresh(now) if c.facts is not None else None
+            bounded = c.seats is not None or c.kv_tokens is not None
             own, first, decoding = prompt - held(c.name, 0), c.speed.first, c.decoding
             if facts is not None:
                 decoding += c.others - c.others_waiting
@@ -139,7 +140,7 @@ class Joint:
                 (
                     first.a,
                     first.b * tokens_ahead(c, facts),
-                    c.service_s * excess(r, c, facts),
+                    c.service_s * excess(r, c, facts) if bounded else 0.0,
                     first.b * own,
                     share * c.speed.decode.b * own * decoding,
                     c.health.penalty_s(now),

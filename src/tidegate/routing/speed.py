@@ -46,10 +46,13 @@ class TwoTerms:
         if not 0.0 < y < float("inf") or u + v <= 0:
             return
         expected = self.a * u + self.b * v
-        unit = min(max(y, expected / 4), max(expected, y / 4))  # the smaller, within reason
-        size, bound = abs(y - expected) / unit, OUTLIER * self._scale
+        less, more = (y, expected) if y < expected else (expected, y)
+        unit = less if less > more / 4 else more / 4  # the smaller, within reason
+        size, bound = (more - less) / unit, OUTLIER * self._scale
         self.seen += 1
-        self._scale = max(0.01, self._scale + max(1.0 / (self.seen + 2), 1 / 32) * (min(size, bound) - self._scale))
+        share = 1.0 / (self.seen + 2) if self.seen < 30 else 1 / 32
+        scale = self._scale + share * ((size if size < bound else bound) - self._scale)
+        self._scale = scale if scale > 0.01 else 0.01
         w = (1.0 if size <= bound else (bound / size) ** 2) / (unit * unit)
         n, uu, uv, vv, uy, vy = self._sums
         self._sums = (

@@ -1,0 +1,99 @@
+"""Chunks of an engine's answer, however they are spelled and cut: what is passed on as it came is what was meant."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tidegate.gateway.http1 import Headers, chunk, is_one_chunk, without_frame
+from tidegate.gateway.upstream import Connection
+
+HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+parts = st.binary(min_size=1, max_size=40) | st.sampled_from(
+    [b"\r\n", b"0\r\n\r\n", b"5\r\nhello\r\n", b"x" * 700, b"y" * 5000]
+)
+sizes = st.sampled_from(["%x\r\n", "%X\r\n", "0%x\r\n", "000%X\r\n", "%x;name=value\r\n"])
+ends = st.sampled_from([b"0\r\n\r\n", b"000\r\n\r\n", b"0\r\nx-trailer: 1\r\n\r\n", b""])
+
+
+class Wire(asyncio.Transport):
+    """Nothing on it."""
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return None
+
+    def is_closing(self) -> bool:
+        return False
+
+    def is_reading(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> None: ...
+    def abort(self) -> None: ...
+
+
+class Seen:
+    """The body as a client would put it together, and what came whole."""
+
+    def __init__(self) -> None:
+        self.body = b""
+        self.passed = 0
+        self.end = ""
+
+    def head(self, status: int, headers: Headers, length: int | None) -> None: ...
+
+    def data(self, data: bytes) -> None:
+        self.body += data
+
+    def chunk(self, data: bytes) -> None:
+        self.passed += 1
+        self.body += without_frame(data)
+
+    def ended(self) -> None:
+        self.end = "whole"
+
+    def lost(self, reason: str) -> None:
+        self.end = reason
+
+
+def read(pieces: list[bytes]) -> Seen:
+    seen, connection = Seen(), Connection([])
+    connection.connection_made(Wire())
+    connection.send(b"", b"", seen)
+    for piece in pieces:
+        connection.data_received(piece)
+    return seen
+
+
+@given(st.lists(st.tuples(parts, sizes)), ends, st.lists(st.integers(1, 60), max_size=8), st.booleans())
+@example([(b"a\r\n", "%x\r\n"), (b"b", "%x\r\n")], b"0\r\n\r\n", [], True)
+def test_any_cut_of_any_chunks_is_the_same_body(
+    written: list[tuple[bytes, str]], end: bytes, cuts: list[int], by_chunk: bool
+) -> None:
+    """As a server that writes chunk by chunk is read, with some reads that end elsewhere."""
+    framed = [(size % len(part)).encode() + part + b"\r\n" for part, size in written] + [end]
+    pieces = [HEAD, *framed] if by_chunk else [HEAD + b"".join(framed)]
+    for cut in cuts:
+        at = cut % len(pieces)
+        one = pieces[at]
+        pieces[at : at + 1] = [one[: cut % (len(one) + 1)], one[cut % (len(one) + 1) :]]
+    seen = read([piece for piece in pieces if piece])
+    assert seen.body == b"".join(part for part, _ in written)
+    assert seen.end == ("whole" if end else "")
+
+
+def test_chunks_that_come_one_by_one_are_not_taken_apart() -> None:
+    events = [b"data: %d\n\n" % n for n in range(20)]
+    seen = read([HEAD + chunk(events[0]), *(chunk(event) for event in events[1:]), b"0\r\n\r\n"])
+    assert (seen.passed, seen.body, seen.end) == (19, b"".join(events), "whole")
+
+
+@pytest.mark.parametrize("size", [b"0x5", b"+5", b" 5", b"5 ", b"0_5", b"-5", b"5;", b"", b"five"])
+def test_what_is_no_plain_size_is_left_to_the_parser(size: bytes) -> None:
+    """Passed on, it might mean something else to whoever reads it next."""
+    assert not is_one_chunk(size + b"\r\nhello\r\n")
+    assert read([HEAD + chunk(b"first"), size + b"\r\nhello\r\n"]).passed == 0
