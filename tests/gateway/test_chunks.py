@@ -97,3 +97,18 @@ def test_what_is_no_plain_size_is_left_to_the_parser(size: bytes) -> None:
     """Passed on, it might mean something else to whoever reads it next."""
     assert not is_one_chunk(size + b"\r\nhello\r\n")
     assert read([HEAD + chunk(b"first"), size + b"\r\nhello\r\n"]).passed == 0
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b"d\r\nabc", b"5\r\nhello\r\n", b"\r\n"],  # within another chunk
+        [b"1", b"5\r\nhello\r\n", b"and fourteen..\r\n"],  # within a size
+        [b"a\r\n", b"5\r\nhello\r\n", b"\r\n"],  # behind a size
+    ],
+)
+def test_what_looks_like_a_chunk_and_is_none(pieces: list[bytes]) -> None:
+    whole, cut = (read([HEAD, chunk(b"first"), *rest, b"0\r\n\r\n"]) for rest in ([b"".join(pieces)], pieces))
+    assert (cut.passed, cut.body, cut.end) == (0, whole.body, "whole")
+    glued = read([HEAD, chunk(b"first") + pieces[0], *pieces[1:], b"0\r\n\r\n"])
+    assert (glued.passed, glued.body, glued.end) == (0, whole.body, "whole")
