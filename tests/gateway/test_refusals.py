@@ -172,3 +172,18 @@ async def test_another_spelling_of_a_path_is_no_way_around_the_door(path: str) -
         )
         assert status == 400
         assert not behind[0].requests
+
+
+async def test_one_client_too_many_is_told_so_and_harms_nobody() -> None:
+    async with backends(1) as behind, gateway(behind, max_connections=2) as running:
+        port = int(running.url.rpartition(":")[2])
+        first, second = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        status, headers, body = await say(running, START + b"content-length: 0\r\n\r\n")
+        assert (status, body["error"]["code"]) == (503, "too_many_connections")
+        assert int(headers["retry-after"]) > 0
+        first[1].close()
+        async with asyncio.timeout(10):
+            while len(running.service.connections) == 2:
+                await asyncio.sleep(0.005)
+        assert (await running.stream()).complete
+        second[1].close()

@@ -15,7 +15,9 @@ def main(step_seconds: float, drain_seconds: float) -> None:
     app, engine, _ = assemble(model, {"scheduler": {"max_num_seqs": model.max_num_seqs}})
     sock = bind("127.0.0.1", 0)
     engine.start()
-    run(app, engine, sock, drain_seconds=drain_seconds, ready=lambda: print(url_of(sock), flush=True))
+    run(
+        app, engine, sock, drain_seconds=drain_seconds, max_connections=4, ready=lambda: print(url_of(sock), flush=True)
+    )
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -106,3 +108,14 @@ def test_the_command_ends_with_2_and_one_line_before_it_loads_anything() -> None
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.count("\n") == 1
     assert "is taken" in ended.stderr
+
+
+def test_one_connection_too_many_is_refused() -> None:
+    with process(step_seconds=0.01, drain_seconds=1) as (_, http), contextlib.ExitStack() as held:
+        address = http.base_url.host, http.base_url.port
+        for _ in range(4):
+            held.enter_context(socket.create_connection(address, timeout=10))
+        assert http.get("/health").status_code == 503
+        held.close()
+        while http.get("/health").status_code != 200:
+            time.sleep(0.01)

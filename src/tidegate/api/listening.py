@@ -5,9 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
+import logging
+import resource
 import socket
 
 from tidegate.errors import InputError
+
+_MOST_FILES = 2**16  # where the system sets no end
+_OWN_FILES = 64  # that a process has open beside its connections
+_log = logging.getLogger(__name__)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -46,3 +52,21 @@ def url_of(sock: socket.socket) -> str:
 def is_exposed(sock: socket.socket) -> bool:
     """Whether others than this machine can reach a bound socket."""
     return not ipaddress.ip_address(sock.getsockname()[0]).is_loopback
+
+
+def allow_open_files(wanted: int) -> None:
+    """Let the process have as many files open as the system lets it: shells and containers often begin with 1,024.
+
+    The log says so where that is fewer than the `wanted` ones of connections.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else hard
+    if most > soft != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    elif soft != resource.RLIM_INFINITY:
+        most = soft
+    if most < wanted + _OWN_FILES:
+        _log.warning(
+            "at most %d files may be open, and all connections together would need %d; raise the limit (ulimit -n) "
+            "or lower max_connections", most, wanted + _OWN_FILES,
+        )  # fmt: skip

@@ -72,13 +72,13 @@ def _serve(config: Config) -> None:
     with bind(config.server.host, config.server.port) as sock:
         served = assemble(config, cache_dir())
         asyncio.run(served.begin())
-        drain = config.server.drain_seconds
         try:
             run(
                 served.app,
                 served.engine,
                 sock,
-                drain_seconds=drain,
+                drain_seconds=config.server.drain_seconds,
+                max_connections=config.server.max_connections,
                 ready=lambda: _say_ready(config, served.executor, sock),
             )
         finally:

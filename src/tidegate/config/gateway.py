@@ -188,6 +188,7 @@ class GatewayConfig:
     connect_seconds:     the same for a connection
     retry_share:         second tries, as a share of all requests, at most
     max_body_bytes:      larger bodies are refused with 413
+    max_connections:     of clients at once; further ones are refused with 503
     body_seconds:        a body of which nothing comes for so long is given up
     remembered_tokens:   tokens whose prefixes are remembered of each engine
     facts_seconds:       between two looks at an engine's /metrics
@@ -218,6 +219,7 @@ class GatewayConfig:
     connect_seconds: Seconds = 2.0
     retry_share: Annotated[float, Strict(), Field(ge=0, le=1)] = 0.1
     max_body_bytes: Size = 4 * 2**20
+    max_connections: Count = 4096
     body_seconds: Seconds = 30.0
     remembered_tokens: Count = 1_000_000
     facts_seconds: Seconds = 1.0

@@ -148,6 +148,7 @@ class ServerConfig:
 
     api_keys:       none means that everybody may come
     max_body_bytes: larger bodies are refused with 413
+    max_connections: of clients at once; further ones are refused with 503
     drain_seconds:  how long a shutdown lets running requests finish
     tenant_labels:  tenants that metrics name at most; the rest is "other"
     default_class:  class of a request that claims none
@@ -161,6 +162,7 @@ class ServerConfig:
     port: Annotated[int, Strict(), Field(ge=0, le=65535)] = 8000
     api_keys: Annotated[tuple[ApiKey, ...], BeforeValidator(bare_keys)] = ()
     max_body_bytes: Size = 4 * 2**20
+    max_connections: Count = 4096
     drain_seconds: Seconds = 30.0
     tenant_labels: Count = 20
     default_class: Name = DEFAULT_CLASS

@@ -73,6 +73,10 @@ class Gateway:
         return self.config.max_body_bytes
 
     @property
+    def max_connections(self) -> int:
+        return self.config.max_connections
+
+    @property
     def stall_seconds(self) -> float:
         return self.config.body_seconds
 

@@ -53,6 +53,8 @@ class Handler(Protocol):
     @property
     def max_body_bytes(self) -> int: ...
     @property
+    def max_connections(self) -> int: ...
+    @property
     def stall_seconds(self) -> float:
         """For the head of a request to come, for each further part of its body, and for a client to read on."""
         ...
@@ -189,6 +191,9 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         send_at_once(transport)
+        if len(self._connections) >= self._handler.max_connections:
+            self._refuse_unread(_too_many(self._handler.max_connections))
+            return
         self._parser = httptools.HttpRequestParser(self)
         self._connections.add(self)
         self._expect_within(self._handler.stall_seconds)
@@ -395,3 +400,8 @@ class ClientConnection(asyncio.Protocol):
             self._refuse_unread(ApiError(408, "the head of the request did not come in time", code="head_stalled"))
         else:
             self.transport.close()
+
+
+def _too_many(limit: int) -> ApiError:
+    message = f"{limit} clients are connected, which is the most; come back later, or raise gateway.max_connections"
+    return ApiError(503, message, code="too_many_connections", headers={"Retry-After": "5"})

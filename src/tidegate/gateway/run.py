@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 import uvloop
 
+from tidegate.api.listening import allow_open_files
 from tidegate.config import Config
 from tidegate.config.resolve import Overrides
 from tidegate.gateway.app import Gateway
@@ -146,6 +147,7 @@ async def _serve(
     service = Service(config, environ)
     background = loop.create_task(service.run(path, overrides))
     await asyncio.sleep(0)  # until it takes SIGHUP, which would end the process before
+    allow_open_files(2 * config.gateway.max_connections)  # each has one to its engine
     server = await loop.create_server(service.client, sock=sock, backlog=_BACKLOG)
     gc.collect()
     gc.freeze()  # what lives as long as the process is not looked through again and again

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from fastapi import FastAPI
 
-from tidegate.api.listening import unavailable
+from tidegate.api.listening import allow_open_files, unavailable
 from tidegate.engine.loop import Engine
 
 _KEEP_ALIVE_SECONDS = 60  # longer than clients pool a connection, so that none is closed under a request
@@ -56,17 +56,25 @@ class _Server(uvicorn.Server):
 
 
 def run(
-    app: FastAPI, engine: Engine, sock: socket.socket, *, drain_seconds: float, ready: Callable[[], None] = lambda: None
+    app: FastAPI,
+    engine: Engine,
+    sock: socket.socket,
+    *,
+    drain_seconds: float,
+    max_connections: int,
+    ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve until a signal has drained the engine. Call it in the main thread; the engine must be started.
 
-    `ready` is called once connections are accepted.
+    `ready` is called once connections are accepted; one above `max_connections` is told 503.
     """
+    allow_open_files(max_connections)
     config = uvicorn.Config(
         app,
         log_level="warning",
         access_log=False,
         lifespan="off",
+        limit_concurrency=max_connections + 1,  # it refuses the one that makes as many
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
         server_header=False,
