@@ -47,7 +47,7 @@ class Cohort:
         both = self._together
         if both is None or both.of[0] is not main.slots or both.of[1] is not own.slots:
             slots, members = main.slots + own.slots, main.members + own.members
-            both = self._together = Together(slots, members, main.outputs + own.outputs, (main.slots, own.slots))
+            both = self._together = Together(slots, members, main.lists + own.lists, (main.slots, own.slots))
         return both
 
 
@@ -128,7 +128,7 @@ class Cohorts:
         unasked = max(0, self._check_at - main.clock) if load.changes == self._seen else 0
         if unasked >= steps or not self._sufficed:
             return min(unasked, steps)
-        decodes = len(main)
+        decodes = len(main.members)
         load.due = (_Ahead(decodes, main.context + steps * decodes),)
         most = self._budget.decode_tokens(self._view(), self._ctx) // self._per_decode
         load.due = (main,)
@@ -173,7 +173,7 @@ class Cohorts:
     # How many turns
 
     def _view(self) -> StepView:
-        decodes = len(self.main)
+        decodes = len(self.main.members)
         if self.turns:
             decodes += sum(len(cohort.decodes) for cohort in self.turns)
         return StepView(self._ctx.now, self._limits.max_num_batched_tokens, decodes * self._per_decode, self._load)

@@ -45,26 +45,24 @@ class Roster:
         self.members, self.slots, self.lists = self.members.copy(), self.slots.copy(), self.lists.copy()
 
 
-class DecodeSet:
+class DecodeSet(Roster):
     """Members decode once per advance of the clock.
 
-    `members`, `slots` and `outputs` are parallel lists. They are handed out with plans and are replaced,
-    never changed, once handed out: a plan's view stays what it was.
+    `members`, `slots` and `lists`, each of which takes the next tokens of its member, are handed out with plans and
+    are replaced, never changed, once handed out: a plan's view stays what it was.
     """
 
-    __slots__ = (
-        "_ends", "_handed_out", "_nowhere", "_offset", "_roster", "_wheel", "applied", "clock", "keeping", "times",
-    )  # fmt: skip
+    __slots__ = ("_ends", "_handed_out", "_nowhere", "_offset", "_wheel", "applied", "clock", "keeping", "times")
 
     # Times are forgotten in batches of this many, once every member joined later.
     FORGET_EVERY = 8192
 
     def __init__(self, block_size: int) -> None:
+        super().__init__()
         self.clock = 0
         self.applied = 0
         self.keeping = 0  # members whose token ids are kept
         self.times = StepTimes()
-        self._roster = Roster()
         self._handed_out = False
         self._nowhere: list[int] = []  # takes the tokens of those whose token ids nobody keeps
         self._wheel = [Roster() for _ in range(block_size)]
@@ -72,27 +70,12 @@ class DecodeSet:
         self._offset = 0  # sum of (planned - clock) over the members
 
     def __len__(self) -> int:
-        return len(self._roster.members)
-
-    @property
-    def members(self) -> list[Request]:
-        """Those who decode."""
-        return self._roster.members
-
-    @property
-    def slots(self) -> list[int]:
-        """Their slots."""
-        return self._roster.slots
-
-    @property
-    def outputs(self) -> list[list[int]]:
-        """The list that takes the next token of each."""
-        return self._roster.lists
+        return len(self.members)
 
     @property
     def context(self) -> int:
         """KV tokens planned of all members together: what one decode of each reads."""
-        return self._offset + self.clock * len(self._roster.members)
+        return self._offset + self.clock * len(self.members)
 
     def join(self, r: Request) -> None:
         """`r` decodes from the next advance on."""
@@ -101,7 +84,7 @@ class DecodeSet:
         offset = r.planned - self.clock
         self._offset += offset
         self.keeping += r.token_ids is not None
-        self._roster.add(r, self._nowhere if r.token_ids is None else r.token_ids)
+        self.add(r, self._nowhere if r.token_ids is None else r.token_ids)
         assert r.lease is not None
         table = r.lease.table
         if len(table) < r.footprint:
@@ -117,7 +100,7 @@ class DecodeSet:
         offset = r.planned - self.clock
         self._offset -= offset
         self.keeping -= r.token_ids is not None
-        self._roster.drop(r)
+        self.drop(r)
         spoke = self._wheel[-offset % len(self._wheel)]
         if r in spoke.index:
             spoke.drop(r)
@@ -141,7 +124,7 @@ class DecodeSet:
     def covered(self, blocks: int, advances: int) -> int:
         """The most of `advances` whose crossings `blocks` blocks suffice for."""
         size = len(self._wheel)
-        if len(self._roster.members) * (advances // size + 1) <= blocks:  # whatever they are
+        if len(self.members) * (advances // size + 1) <= blocks:  # whatever they are
             return advances
         crossings = self.crossings()
         a_round = sum(crossings)
@@ -213,5 +196,5 @@ class DecodeSet:
         r.last_token_at = self.times.at(self.applied)
 
     def _own_lists(self) -> None:
-        self._roster.renew()
+        self.renew()
         self._handed_out = False

@@ -336,7 +336,7 @@ class Planner:
             clock = decodes.clock
             if running.turn is None:
                 ending = decodes.ending(clock)
-                outputs = decodes.outputs if decodes.keeping else []  # nobody's tokens are kept: nothing to append to
+                outputs = decodes.lists if decodes.keeping else []  # nobody's tokens are kept: nothing to append to
                 step = Step(plan, decodes.members, outputs, clock, ending, [], d.transfers, [])
             else:
                 step = self._step_with(running.turn, plan, d.transfers)

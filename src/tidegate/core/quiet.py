@@ -79,8 +79,8 @@ class Quiet:
             steps = running.cohorts.quiet_steps(steps)
         if steps < 1:
             return LOUD
-        ends = decodes.clock + steps == decodes.next_end
-        return QuietSteps(steps, ends, until, len(decodes), decodes.context + len(decodes))
+        n, ends = len(decodes.members), decodes.clock + steps == decodes.next_end
+        return QuietSteps(steps, ends, until, n, decodes.context + n)
 
     def take(self, times: Sequence[float], tokens: Sequence[int] | None) -> list[Event]:
         """Take as many quiet steps as there are `times` at which they end; what happened in them, with `tokens`."""

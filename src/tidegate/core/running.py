@@ -155,7 +155,8 @@ class Running:
     @property
     def due_decodes(self) -> int:
         """How many decode in the step being planned."""
-        return len(self.decodes) + (0 if self.turn is None else len(self.turn.decodes))
+        decodes = len(self.decodes.members)
+        return decodes if self.turn is None else decodes + len(self.turn.decodes.members)
 
     def crossing(self) -> list[Request]:
         """Those of them that need a block for it, `turn` included."""

@@ -182,8 +182,8 @@ class Scheduler:
         if not self._lifecycle.in_flight or self._lifecycle.in_flight[0].plan is not plan:
             raise ValueError(f"step {plan.step} is not the oldest in flight")
         expected = len(plan.decodes)
-        if plan.chunks:
-            expected += sum(chunk.emits for chunk in plan.chunks)
+        for chunk in plan.chunks:
+            expected += chunk.emits
         if len(result.tokens) != expected:
             raise ValueError(f"step {plan.step} emits {expected} tokens, the result has {len(result.tokens)}")
         self.ctx.now = now
@@ -210,12 +210,13 @@ class Scheduler:
     def _quiet_from(self, now: float) -> QuietSteps:
         """Quiet steps after those that are planned."""
         steps = self._quiet.most()
-        if steps and self._triage is not None and self._triage.pending(now):
+        if not steps or (self._triage is not None and self._triage.pending(now)):
             return LOUD
-        wake = self.next_wake(now) if steps else now
-        if not steps or (wake is not None and wake <= now):
+        waiting = len(self.waiting)
+        wake = self.next_wake(now) if waiting or self._num_parked else None  # time concerns nobody else
+        if wake is not None and wake <= now:
             return LOUD
-        head = self.waiting.peek() if len(self.waiting) else None
+        head = self.waiting.peek() if waiting else None
         warm = head is not None and self._affinity.warm(head)
         if warm and (head is not self._looked_at or self.kv.evictions != self._looked_after):
             return LOUD

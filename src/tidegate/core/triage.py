@@ -168,11 +168,12 @@ def in_time(kept: list[tuple[float, int]], now: float, most: int, seconds: Calla
     `kept` are (deadline, tokens) in order. All that end in the step end when it does: it is cut behind the last
     prompt with which it is still in time for all before, if more would make it late for one of these.
     """
-    best, tokens, earliest, cut = 0, 0, None, None
-    for deadline, own in kept:
+    if not kept or now + seconds(most) <= kept[0][0]:
+        return None
+    best, tokens, earliest = 0, 0, kept[0][0]
+    for _, own in kept:
         tokens += own
-        earliest = deadline if earliest is None else min(earliest, deadline)
         if tokens > most or now + seconds(tokens) > earliest:
             break
-        best, cut = tokens, earliest
-    return best if cut is not None and best < most and now + seconds(most) > cut else None
+        best = tokens
+    return best if 0 < best < most else None
