@@ -93,7 +93,8 @@ class Affinity:
     def _match(self, r: Request) -> tuple[int, BlockHash | None]:
         """(cached blocks of `r`'s prefix, the hash of the first that is missing)."""
         hashes = hashes_of(r, self._kv)
-        limit = min(len(hashes), (r.known_tokens - 1) // self._kv.block_size)
+        known = r.known_tokens + r.sampled - r.emitted  # a token in flight is known before `r` can start
+        limit = min(len(hashes), (known - 1) // self._kv.block_size)
         if not limit:
             return 0, None
         matched = self._kv.match(hashes, limit).blocks
