@@ -38,7 +38,8 @@ class Affinity:
         self._kv.ranks = True
         if r.lease is None:
             self.forget(r)
-            self._blocks[r] = matched
+            if matched or missing is not None:
+                self._blocks[r] = matched
             if missing is not None:
                 self._names[r] = missing
                 self._filed[r] = drawer = self._missing.setdefault(missing, {})
@@ -79,7 +80,7 @@ class Affinity:
     @property
     def waits_to_tell(self) -> bool:
         """Whether the prefix of somebody who waits has grown."""
-        return bool(self._grown) or self._kv.has_appeared
+        return bool(self._grown or self._kv.appeared)
 
     def warm(self, r: Request) -> bool:
         """Whether `r` was found to have a cached prefix, which evictions can shorten."""

@@ -118,8 +118,7 @@ class DecodeSet(Roster):
 
     def crossings(self) -> list[int]:
         """How many members cross into a new block at the next advance, at the one after it, ... until it repeats."""
-        now = self.clock % len(self._wheel)
-        return [len(spoke.members) for spoke in (*self._wheel[now:], *self._wheel[:now])]
+        return [len(spoke.members) for spoke in self._spokes()]
 
     def covered(self, blocks: int, advances: int) -> int:
         """The most of `advances` whose crossings `blocks` blocks suffice for."""
@@ -141,13 +140,11 @@ class DecodeSet(Roster):
 
     def crossing_within(self, advances: int) -> list[list[int]]:
         """The tables of members that cross within so many advances, each as often as its member does."""
-        wheel, clock = self._wheel, self.clock
-        size = len(wheel)
+        size = len(self._wheel)
         tables: list[list[int]] = []
-        for ahead in range(min(advances, size)):
-            lists = wheel[(clock + ahead) % size].lists
-            if lists:
-                tables += lists * ((advances - ahead - 1) // size + 1)
+        for ahead, spoke in enumerate(self._spokes()[:advances]):
+            if spoke.lists:
+                tables += spoke.lists * ((advances - ahead - 1) // size + 1)
         return tables
 
     @property
@@ -194,6 +191,11 @@ class DecodeSet(Roster):
             r.gaps.append(self.times.at(first) - r.last_token_at)
         r.gaps += self.times.gaps(first, self.applied)
         r.last_token_at = self.times.at(self.applied)
+
+    def _spokes(self) -> list[Roster]:
+        """Those who cross at the next advance, at the one after it, ... until it repeats."""
+        now = self.clock % len(self._wheel)
+        return self._wheel[now:] + self._wheel[:now]
 
     def _own_lists(self) -> None:
         self.renew()

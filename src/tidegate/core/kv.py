@@ -50,7 +50,7 @@ class KvCache:
         self.evictions = 0  # grows whenever cached blocks are forgotten
         self.ranks = False  # whether what is cached decides who comes first
         self.watched: Collection[BlockHash] = ()  # hashes whose appearance is noted
-        self._appeared: list[BlockHash] = []
+        self.appeared: list[BlockHash] = []  # those of them that became cached and were not taken yet
         self._leases: set[Lease] = set()
         self._awaited: dict[BlockHash, Lease] = {}
 
@@ -116,16 +116,11 @@ class KvCache:
             lease.committed = blocks
             self.epoch += 1
             if self.watched:
-                self._appeared += [name for name in new if name in self.watched]
-
-    @property
-    def has_appeared(self) -> bool:
-        """Whether `take_appeared` would tell of any."""
-        return bool(self._appeared)
+                self.appeared += [name for name in new if name in self.watched]
 
     def take_appeared(self) -> list[BlockHash]:
         """Watched blocks that became cached since the last call."""
-        appeared, self._appeared = self._appeared, []
+        appeared, self.appeared = self.appeared, []
         return appeared
 
     def commit_outputs(self, lease: Lease, hashes: Sequence[BlockHash], tokens: Sequence[int], full: int) -> bool:

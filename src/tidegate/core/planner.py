@@ -181,8 +181,7 @@ class Planner:
                 capped.append(r)
         if capped:
             capped = [r for r in capped if self._chunk(r, d, view, None)]
-        if d.prefill_left > 0 and len(self._queue):
-            self._plan_backfill(d, view)
+        self._plan_backfill(d, view)
         if d.plan.held_back_by is None:
             if capped and d.prefill_left > 0:
                 d.plan.held_back_by = "chunk size"
@@ -308,7 +307,9 @@ class Planner:
 
     def _plan_backfill(self, d: Draft, step: StepView) -> None:
         """Requests that cannot delay the blocked head start beside what runs."""
-        if not self._policy.features.backfill or self._blocked is None or not self._running.free_seats:
+        if self._blocked is None or d.prefill_left <= 0 or not self._policy.features.backfill:
+            return
+        if not len(self._queue) or not self._running.free_seats:
             return
         head, held_by = self._blocked[0], self._blocked[3]
         for r in self._backfill.candidates(head):

@@ -61,6 +61,7 @@ class Quiet:
         self._planner = planner
         self._keys = keys
         self._affinity = affinity
+        self._in_lanes, self._in_groups = isinstance(queue, Lanes), isinstance(queue, GroupedQueue)
 
     def most(self) -> int:
         """How many steps are quiet as far as requests go, whatever the time and the blocks they take."""
@@ -101,10 +102,8 @@ class Quiet:
 
     def _at_rest(self) -> bool:
         """Whether nobody who waits can start, and nothing is left to be asked again."""
-        queue = self._queue
-        if len(queue):
-            if isinstance(queue, Lanes):  # time gives a lane its turn
-                return False
-            if isinstance(queue, GroupedQueue) and self._running.free_seats:  # decoding moves the groups
-                return False
+        if self._in_lanes and len(self._queue):  # time gives a lane its turn
+            return False
+        if self._in_groups and len(self._queue) and self._running.free_seats:  # decoding moves the groups
+            return False
         return not self._affinity.waits_to_tell and self._planner.at_rest

@@ -98,7 +98,7 @@ class Triage:
             if (r in given_up) != (r in self._given_up):
                 (self._given_up.add if r in given_up else self._given_up.discard)(r)
                 self._rekey(r)
-        due = in_time(kept, now, most, lambda tokens: step_time.step(tokens, decodes, context))
+        due = in_time(kept, now, most, whole, lambda tokens: step_time.step(tokens, decodes, context))
         return Settled(due, most, decodes, context)
 
     def _due(self, now: float) -> list[tuple[float, Request, int]]:
@@ -162,13 +162,16 @@ def moore(
     return [(deadline, tokens) for deadline, r, tokens in first if r not in given_up], given_up
 
 
-def in_time(kept: list[tuple[float, int]], now: float, most: int, seconds: Callable[[int], float]) -> int | None:
-    """Prompt tokens after which a step of at most `most` had better end; None where it may be full.
+def in_time(
+    kept: list[tuple[float, int]], now: float, most: int, whole: float, seconds: Callable[[int], float]
+) -> int | None:
+    """Prompt tokens after which a step of at most `most`, which would take `whole` seconds, had better end; None where
+    it may be full.
 
     `kept` are (deadline, tokens) in order. All that end in the step end when it does: it is cut behind the last
     prompt with which it is still in time for all before, if more would make it late for one of these.
     """
-    if not kept or now + seconds(most) <= kept[0][0]:
+    if not kept or now + whole <= kept[0][0]:
         return None
     best, tokens, earliest = 0, 0, kept[0][0]
     for _, own in kept:
