@@ -52,7 +52,7 @@ class DecodeSet(Roster):
     are replaced, never changed, once handed out: a plan's view stays what it was.
     """
 
-    __slots__ = ("_ends", "_handed_out", "_nowhere", "_offset", "_wheel", "applied", "clock", "keeping", "times")
+    __slots__ = ("_ends", "_handed_out", "_nowhere", "_wheel", "applied", "clock", "context", "keeping", "times")
 
     # Times are forgotten in batches of this many, once every member joined later.
     FORGET_EVERY = 8192
@@ -61,34 +61,29 @@ class DecodeSet(Roster):
         super().__init__()
         self.clock = 0
         self.applied = 0
+        self.context = 0  # KV tokens planned of all members together: what one decode of each reads
         self.keeping = 0  # members whose token ids are kept
         self.times = StepTimes()
         self._handed_out = False
         self._nowhere: list[int] = []  # takes the tokens of those whose token ids nobody keeps
         self._wheel = [Roster() for _ in range(block_size)]
         self._ends: list[tuple[int, int, Request]] = []  # (clock, arrival sequence, request), sorted
-        self._offset = 0  # sum of (planned - clock) over the members
 
     def __len__(self) -> int:
         return len(self.members)
-
-    @property
-    def context(self) -> int:
-        """KV tokens planned of all members together: what one decode of each reads."""
-        return self._offset + self.clock * len(self.members)
 
     def join(self, r: Request) -> None:
         """`r` decodes from the next advance on."""
         if self._handed_out:
             self._own_lists()
-        offset = r.planned - self.clock
-        self._offset += offset
+        planned = r.planned
+        self.context += planned
         self.keeping += r.token_ids is not None
         self.add(r, self._nowhere if r.token_ids is None else r.token_ids)
         assert r.lease is not None
         table = r.lease.table
         if len(table) < r.footprint:
-            self._wheel[-offset % len(self._wheel)].add(r, table)
+            self._wheel[(self.clock - planned) % len(self._wheel)].add(r, table)
         end = self.clock + r.target - r.sampled
         r.enter(self, self.clock, end)
         insort(self._ends, (end, r.seq, r))
@@ -97,11 +92,11 @@ class DecodeSet(Roster):
         """`r` decodes no more; its derived counters are frozen as they stand."""
         if self._handed_out:
             self._own_lists()
-        offset = r.planned - self.clock
-        self._offset -= offset
+        planned = r.planned
+        self.context -= planned
         self.keeping -= r.token_ids is not None
         self.drop(r)
-        spoke = self._wheel[-offset % len(self._wheel)]
+        spoke = self._wheel[(self.clock - planned) % len(self._wheel)]
         if r in spoke.index:
             spoke.drop(r)
         del self._ends[bisect_left(self._ends, (r.last_clock, r.seq))]
@@ -166,6 +161,7 @@ class DecodeSet(Roster):
     def advance(self, steps: int = 1) -> None:
         """Plan one decode of every member, or so many of each."""
         self.clock += steps
+        self.context += steps * len(self.members)
         self._handed_out = True
 
     def apply(self, now: float) -> None:
