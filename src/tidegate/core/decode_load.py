@@ -59,8 +59,9 @@ class DecodeLoad:
     def context_of_one(self) -> float:
         """KV tokens that one of them reads, on average."""
         due = self.due
-        decodes = len(due[0]) if len(due) == 1 else sum(map(len, due))
-        return self.context / max(1, decodes)
+        if len(due) == 1:
+            return due[0].context / max(1, len(due[0]))
+        return self.context / max(1, sum(map(len, due)))
 
     def tightest(self, least: float) -> Pace | None:
         """The tightest promise of at least `least` seconds; None without one."""

@@ -68,7 +68,7 @@ class Triage:
         if r.slo.ttft is not None and not r.sampled:
             insort(self._promises, (r.arrival + r.slo.ttft, r.seq, r))
             if len(self._promises) > self._compact_at:  # those far ahead that ended long before
-                self._promises = [p for p in self._promises if _open(p[2])]
+                self._promises = [p for p in self._promises if not p[2].sampled and p[2].status is not Status.FINISHED]
                 self._given_up.intersection_update(p[2] for p in self._promises)
                 self._compact_at = 2 * len(self._promises) + HORIZON
 
@@ -106,16 +106,18 @@ class Triage:
         first, kept = [], []
         for promise in self._promises[:HORIZON]:
             deadline, _, r = promise
-            if now <= deadline and _open(r):
+            begun = r.sampled > 0
+            still_open = not begun and r.status is not Status.FINISHED
+            if still_open and now <= deadline:
                 left = r.known_tokens - (self._cached(r) if r.lease is None else r.planned)
                 first.append((deadline, r, max(1, left)))
                 kept.append(promise)
-            else:
-                self._given_up.discard(r)
-                if r.sampled or r.finish_reason is not FinishReason.CANCELLED:
-                    self._count(r.slo_class, r.sampled > 0)
-                if _open(r):
-                    self._rekey(r)  # late: its key says so by itself from now on
+                continue
+            self._given_up.discard(r)
+            if begun or r.finish_reason is not FinishReason.CANCELLED:
+                self._count(r.slo_class, begun)
+            if still_open:
+                self._rekey(r)  # late: its key says so by itself from now on
         if len(kept) < min(len(self._promises), HORIZON):
             self._promises[:HORIZON] = kept
         return first
@@ -131,11 +133,6 @@ class Triage:
         if slo_class in self._kept or len(self._kept) < CLASSES:
             share = self._kept.get(slo_class, 1.0)
             self._kept[slo_class] = share + (kept - share) / MEMORY
-
-
-def _open(r: Request) -> bool:
-    """Whether the first token of `r` is still to be planned."""
-    return not r.sampled and r.status is not Status.FINISHED
 
 
 def moore(
