@@ -105,7 +105,8 @@ class KvCache:
         if not self.prefix_caching or lease.sealed:
             return
         blocks = min(blocks, len(hashes))
-        self._stop_awaiting(lease)
+        if lease.awaited is not None:
+            self._stop_awaiting(lease)
         if blocks > lease.committed:
             new = list(hashes[lease.committed : blocks])
             run = self.index.extend(lease.run, new, lease.table[lease.committed : blocks])
@@ -141,7 +142,8 @@ class KvCache:
 
     def announce(self, lease: Lease, hashes: Sequence[BlockHash], blocks: int) -> None:
         """The blocks of `lease` up to `blocks` are being computed: who shares them had better wait."""
-        self._stop_awaiting(lease)
+        if lease.awaited is not None:
+            self._stop_awaiting(lease)
         if self.prefix_caching and not lease.sealed and lease.committed < min(blocks, len(hashes)):
             lease.awaited = hashes[lease.committed]
             self._awaited.setdefault(lease.awaited, lease)
@@ -152,7 +154,8 @@ class KvCache:
             raise KvError("a lease was released twice")
         lease.released = True
         self._leases.discard(lease)
-        self._stop_awaiting(lease)
+        if lease.awaited is not None:
+            self._stop_awaiting(lease)
         self._free += reversed(lease.table[lease.committed :])
         self.index.release(lease.run)
         self.epoch += 1
@@ -225,7 +228,7 @@ class KvCache:
         return taken
 
     def _stop_awaiting(self, lease: Lease) -> None:
-        if lease.awaited is not None:
-            if self._awaited.get(lease.awaited) is lease:
-                del self._awaited[lease.awaited]
-            lease.awaited = None
+        assert lease.awaited is not None
+        if self._awaited.get(lease.awaited) is lease:
+            del self._awaited[lease.awaited]
+        lease.awaited = None

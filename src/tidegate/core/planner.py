@@ -116,7 +116,7 @@ class Planner:
         """Every decode gets its token, and its block where it crosses into one."""
         running = self._running
         resumed = [r for r in d.growers if r in running.stalled] if running.stalled else []
-        if len(d.growers) > self._kv.available:
+        if d.growers and len(d.growers) > self._kv.available:
             growers = in_order(d.growers)
             for r in growers[self._kv.available :]:
                 self._lifecycle.stall(r)
@@ -329,7 +329,7 @@ class Planner:
     def _launch(self, d: Draft) -> None:
         """Close the plan and put it in flight. An empty one takes no number; seats given up wait for the next."""
         plan, running = d.plan, self._running
-        if not plan and not d.chunks:
+        if not d.chunks and not plan:
             plan.step = -1
             return
         decodes = running.decodes

@@ -64,24 +64,26 @@ class Quiet:
         self._in_lanes, self._in_groups = isinstance(queue, Lanes), isinstance(queue, GroupedQueue)
 
     def most(self) -> int:
-        """How many steps are quiet as far as requests go, whatever the time and the blocks they take."""
+        """In how many steps somebody ends, all of them quiet as far as requests go, whatever the time and the blocks
+        they take; 0 if none is.
+        """
         running = self._running
         decodes = running.decodes
         if running.prefilling or not decodes.members or decodes.keeping or self._ctx.step_time.learns:
             return 0
         return decodes.next_end - decodes.clock if self._at_rest() else 0
 
-    def ahead(self, steps: int, until: float, blocks: int) -> QuietSteps:
-        """The quiet ones of the next `steps`, before `until` (seconds), which may take `blocks` blocks."""
+    def ahead(self, most: int, until: float, blocks: int) -> QuietSteps:
+        """The quiet ones of the `most` next steps, before `until` (seconds), which may take `blocks` blocks."""
         running = self._running
         decodes = running.decodes
-        steps = decodes.covered(blocks, int(min(steps, self._keys.quiet_plans)))
+        steps = decodes.covered(blocks, int(min(most, self._keys.quiet_plans)))
         if running.cohorts is not None and steps > 0:
             steps = running.cohorts.quiet_steps(steps)
         if steps < 1:
             return LOUD
-        n, ends = len(decodes.members), decodes.clock + steps == decodes.next_end
-        return QuietSteps(steps, ends, until, n, decodes.context + n)
+        n = len(decodes.members)
+        return QuietSteps(steps, steps == most, until, n, decodes.context + n)
 
     def take(self, times: Sequence[float], tokens: Sequence[int] | None) -> list[Event]:
         """Take as many quiet steps as there are `times` at which they end; what happened in them, with `tokens`."""

@@ -119,7 +119,8 @@ class Scheduler:
         if r.id in self._lifecycle.requests:
             raise ValueError(f"request id {r.id!r} is in use")
         self.ctx.now = now
-        self.expire(now)
+        if self._expiry.heap:
+            self.expire(now)
         refusal = self._refusal(r, now)
         if refusal is not None:
             self._affinity.forget(r)  # the door may have asked for its place
@@ -157,8 +158,10 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan:
         """The next step. An empty plan (falsy) is neither executed nor applied."""
         self.ctx.now = now
-        self._unpark(now)
-        self.expire(now)
+        if self._parked:
+            self._unpark(now)
+        if self._expiry.heap:
+            self.expire(now)
         self._settle_keys(now)
         settled = None if self._triage is None else self._triage.settle(now)
         plan = self._planner.plan(now, settled)
@@ -169,13 +172,12 @@ class Scheduler:
 
     def expire(self, now: float) -> None:
         """End those who have waited too long. `plan` does that first; a host whose steps last calls it in between."""
-        if self._expiry.heap:
-            for r, reason in self._expiry.expired(now):
-                last_start = self._door.last_start(r) if reason is FinishReason.SHED else None
-                if last_start is not None and last_start > now:  # more of its prefix is cached than when it came
-                    self._expiry.watch(r, last_start, reason)
-                else:
-                    self._end(r, reason, now)
+        for r, reason in self._expiry.expired(now):
+            last_start = self._door.last_start(r) if reason is FinishReason.SHED else None
+            if last_start is not None and last_start > now:  # more of its prefix is cached than when it came
+                self._expiry.watch(r, last_start, reason)
+            else:
+                self._end(r, reason, now)
 
     def apply(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """A step was computed. Results come in the order of their plans; raises ValueError otherwise."""
