@@ -74,7 +74,7 @@ def test_no_step_is_shorter_than_the_decodes_beside() -> None:
 @given(JOBS, st.integers(1, 20))
 def test_a_step_ends_in_time_for_those_it_ends_for(jobs: list[tuple[int, int]], most: int) -> None:
     kept = [(float(deadline), tokens) for deadline, tokens in sorted(jobs)]
-    due = in_time(kept, 0.0, most, float)
+    due = in_time(kept, 0.0, most, float(most), float)
     ends, tokens = [], 0
     for deadline, own in kept:
         tokens += own

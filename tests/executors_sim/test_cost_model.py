@@ -15,6 +15,7 @@ from tidegate.executors.sim.cost import CostModel
 from tidegate.executors.sim.hardware import HARDWARE, UNVALIDATED, find_hardware
 from tidegate.executors.sim.hf_config import shape_from_config
 from tidegate.executors.sim.models import ALIASES, MODELS, find_model
+from tidegate.executors.sim.step_cost import StepCost
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 
@@ -115,6 +116,19 @@ def test_a_larger_cached_prefix_is_never_dearer(cost: CostModel, tokens: int, da
 @given(costs, lengths, st.integers(1, 10_000))
 def test_chunks_never_make_a_prefill_cheaper(cost: CostModel, tokens: int, chunk: int) -> None:
     assert cost.prefill_seconds(tokens, chunk=chunk) >= cost.prefill_seconds(tokens) * (1 - 1e-12)
+
+
+@given(costs, st.integers(1, 512), st.integers(0, 100_000), st.integers(1, 50), st.floats(0, 2))
+def test_a_span_of_decodes_is_so_many_steps_or_fewer_that_are_longer_than_asked(
+    cost: CostModel, decodes: int, context: int, steps: int, seconds: float
+) -> None:
+    each = [cost.step_seconds((), decodes, context + step * decodes) for step in range(steps)]
+    for span in (CostModel.decode_span, StepCost.decode_span):
+        assert span(cost, decodes, context, steps) == each
+        some = span(cost, decodes, context, steps, seconds)
+        assert some == each[: len(some)]
+        assert some == each or sum(some) > seconds
+        assert len(some) <= 2 + seconds / each[0]
 
 
 @given(costs, st.integers(1, 512), st.integers(0, 100_000), st.integers(1, 4096))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from tidegate.observe.records import Record, write_records
@@ -58,13 +57,13 @@ def _record(i: int, slow: float, dice: random.Random) -> Record:
         return record
     never = dict.fromkeys(("admitted_s", "first_token_s", "max_gap_s", "p99_gap_s", "ttft_s", "tpot_s"))
     ended = {"finish_s": arrival, "e2e_s": 0.0, "output_tokens": 0, "slo_met": False, "finish_reason": "refused"}
-    return replace(record, **never, **ended)
+    return record._replace(**never, **ended)
 
 
 def as_a_client_sees(records: Sequence[Record]) -> list[Record]:
     """The same without what only the engine knows."""
     unseen = dict.fromkeys(("admitted_s", "recomputed_tokens", "swapped_blocks", "preemptions"))
-    return [replace(r, **unseen) for r in records]
+    return [r._replace(**unseen) for r in records]
 
 
 def write_run(folder: Path, name: str, records: Sequence[Record]) -> Path:

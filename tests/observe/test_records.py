@@ -3,7 +3,6 @@
 import json
 from collections import deque
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -131,9 +130,9 @@ def test_a_promise_is_met_only_by_a_completed_request(reason: FinishReason, miss
 
 
 def test_a_summary_counts_by_class_and_leaves_cancelled_requests_out_of_attainment() -> None:
-    rows = [replace(DONE, ttft_s=float(i), slo_met=i <= 50, finish_s=101.0) for i in range(1, 101)]
-    rows += [replace(DONE, finish_reason="cancelled", slo_met=False, ttft_s=None, e2e_s=1e9)]
-    rows += [replace(DONE, slo_class="interactive", finish_reason="refused", slo_met=False, ttft_s=None)]
+    rows = [DONE._replace(ttft_s=float(i), slo_met=i <= 50, finish_s=101.0) for i in range(1, 101)]
+    rows += [DONE._replace(finish_reason="cancelled", slo_met=False, ttft_s=None, e2e_s=1e9)]
+    rows += [DONE._replace(slo_class="interactive", finish_reason="refused", slo_met=False, ttft_s=None)]
     summary = summarise(rows)
     assert list(summary) == ["batch", "interactive", "all"]
     batch = summary["batch"]
@@ -150,7 +149,7 @@ def test_a_summary_counts_by_class_and_leaves_cancelled_requests_out_of_attainme
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
 def test_a_file_is_summed_up_as_its_records_are(tmp_path: Path, suffix: str) -> None:
-    rows = [replace(DONE, request_id=f"{i}", slo_class="batch" if i % 3 else "chat", e2e_s=i / 7) for i in range(100)]
+    rows = [DONE._replace(request_id=f"{i}", slo_class="batch" if i % 3 else "chat", e2e_s=i / 7) for i in range(100)]
     write_records(rows, tmp_path / f"records.{suffix}")
     assert summarise_columns(Columns(records_columns(tmp_path / f"records.{suffix}"))) == summarise(rows)
 
@@ -221,7 +220,7 @@ def test_a_real_run_leaves_one_consistent_row_a_request(asked: list[tuple[float,
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
 def test_records_are_written_one_by_one_in_row_groups(tmp_path: Path, suffix: str) -> None:
-    path, rows = tmp_path / f"r{suffix}", [replace(DONE, request_id=str(i)) for i in range(10)]
+    path, rows = tmp_path / f"r{suffix}", [DONE._replace(request_id=str(i)) for i in range(10)]
     with RecordWriter(path, row_group=4) as out:
         for row in rows:
             out.write(row)
@@ -279,14 +278,14 @@ def test_a_faulty_column_of_parquet_is_told_by_name(tmp_path: Path) -> None:
 
 def test_a_summary_tells_preemptions_tokens_computed_twice_and_cache_hits() -> None:
     rows = [
-        replace(DONE, prompt_tokens=90, cached_tokens=40, output_tokens=10, recomputed_tokens=20, preemptions=2),
-        replace(DONE, prompt_tokens=10, cached_tokens=0, output_tokens=10, recomputed_tokens=0, preemptions=0),
-        replace(DONE, prompt_tokens=999, admitted_s=None, first_token_s=None, finish_reason="refused", output_tokens=0),
+        DONE._replace(prompt_tokens=90, cached_tokens=40, output_tokens=10, recomputed_tokens=20, preemptions=2),
+        DONE._replace(prompt_tokens=10, cached_tokens=0, output_tokens=10, recomputed_tokens=0, preemptions=0),
+        DONE._replace(prompt_tokens=999, admitted_s=None, first_token_s=None, finish_reason="refused", output_tokens=0),
     ]
     summary = summarise(rows)["batch"]
     assert (summary.preemptions, summary.cache_hit) == (2, 40 / 100)
     assert summary.recompute_share == 20 / (50 + 10 + 20 + 10 + 10)
-    unseen = replace(DONE, admitted_s=None, preemptions=None, recomputed_tokens=None, swapped_blocks=None)
+    unseen = DONE._replace(admitted_s=None, preemptions=None, recomputed_tokens=None, swapped_blocks=None)
     client = summarise([unseen])["batch"]
     assert (client.preemptions, client.recompute_share, client.cache_hit) == (None, None, 16 / 100)
 

@@ -110,8 +110,8 @@ class Tags(HTMLParser):
 def hostile_runs(folder: Path) -> list[Run]:
     """Runs whose every name tries to become a tag."""
     records = [
-        replace(
-            r, request_id=f"{HOSTILE}{i}", tenant=HOSTILE + r.tenant, slo_class=HOSTILE + r.slo_class, replica=HOSTILE
+        r._replace(
+            request_id=f"{HOSTILE}{i}", tenant=HOSTILE + r.tenant, slo_class=HOSTILE + r.slo_class, replica=HOSTILE
         )
         for i, r in enumerate(made_up(60))
     ]
@@ -139,7 +139,7 @@ def test_a_large_run_makes_a_page_of_the_size_of_a_small_one(tmp_path: Path) -> 
     for name, copies in (("small", 1), ("large", 25)):
         rows = made_up(2_000)
         many = [
-            replace(r, request_id=f"{r.request_id}-{n}", arrival_s=r.arrival_s + n) for n in range(copies) for r in rows
+            r._replace(request_id=f"{r.request_id}-{n}", arrival_s=r.arrival_s + n) for n in range(copies) for r in rows
         ]
         write_report([Run(name, records_table(many))], tmp_path / f"{name}.html")
     small, large = ((tmp_path / f"{name}.html").stat().st_size for name in ("small", "large"))
@@ -147,7 +147,7 @@ def test_a_large_run_makes_a_page_of_the_size_of_a_small_one(tmp_path: Path) -> 
 
 
 def test_hundreds_of_classes_and_tenants_stay_readable(tmp_path: Path) -> None:
-    rows = [replace(r, slo_class=f"c{i % 300}", tenant=f"t{i % 400}") for i, r in enumerate(made_up(3_000))]
+    rows = [r._replace(slo_class=f"c{i % 300}", tenant=f"t{i % 400}") for i, r in enumerate(made_up(3_000))]
     write_report([Run("many", rows)], tmp_path / "page.html")
     words = words_of(tmp_path / "page.html")
     assert (tmp_path / "page.html").stat().st_size < 600_000
@@ -156,7 +156,7 @@ def test_hundreds_of_classes_and_tenants_stay_readable(tmp_path: Path) -> None:
 
 
 def test_many_runs_of_many_classes_share_one_bounded_table(tmp_path: Path) -> None:
-    rows = [replace(r, slo_class=f"c{i % 12}") for i, r in enumerate(made_up(1_200))]
+    rows = [r._replace(slo_class=f"c{i % 12}") for i, r in enumerate(made_up(1_200))]
     write_report([Run(f"run {n}", rows) for n in range(MAX_RUNS)], tmp_path / "page.html")
     worst = data_of(tmp_path / "page.html")["worst"]
     assert len({row[0] for row in worst}) == MAX_RUNS
@@ -260,7 +260,7 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rows", [1, 2])
 def test_runs_of_next_to_nothing_still_make_a_page(tmp_path: Path, rows: int) -> None:
     refused = [r for r in made_up(60) if r.finish_reason == "refused"]
-    cancelled = [replace(r, finish_reason="cancelled", slo_met=False) for r in refused]
+    cancelled = [r._replace(finish_reason="cancelled", slo_met=False) for r in refused]
     for name, records in (("one", made_up(rows)), ("refused", refused[:rows]), ("cancelled", cancelled[:rows])):
         write_report([Run(name, records)], tmp_path / f"{name}.html", promises=DEFAULT_CLASSES)
         assert data_of(tmp_path / f"{name}.html")["runs"][0]["name"] == name
@@ -322,7 +322,7 @@ def test_headlines_of_many_runs_stay_short(tmp_path: Path) -> None:
 def test_names_of_any_length_do_not_make_a_page_longer(tmp_path: Path) -> None:
     long = "x" * 50_000
     rows = [
-        replace(r, slo_class=f"{long}{i % 3}", tenant=f"{long}{i % 4}", request_id=f"{long}{i}")
+        r._replace(slo_class=f"{long}{i % 3}", tenant=f"{long}{i % 4}", request_id=f"{long}{i}")
         for i, r in enumerate(made_up(200))
     ]
     write_report([Run("long", rows)], tmp_path / "page.html")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
 from tidegate.observe.records import Record
@@ -17,7 +16,7 @@ def record(name: str, tenant: str, arrival: float, prompt: int, outputs: int, **
         name, tenant, "interactive", 0, arrival, arrival, arrival + 0.1, arrival + took, prompt, outputs,
         0, 0, 0, 0, 0.02, 0.02, 0.1, 0.02, took, True, "stop", "0",
     )  # fmt: skip
-    return replace(row, **other)
+    return row._replace(**other)
 
 
 def records(count: int, seed: int = 0) -> list[Record]:

@@ -62,8 +62,8 @@ def test_on_requests_held_out_it_beats_what_was_declared(trained: training.Train
 
 def test_the_split_is_by_time_file_after_file() -> None:
     """The last file's clock starts anew, and its requests are still the newest."""
-    old = [replace(r, arrival_s=r.arrival_s + 1e6, finish_s=r.finish_s + 1e6) for r in records(800)]
-    new = [replace(r, tenant="tags", output_tokens=9_000) for r in records(200, seed=1)]
+    old = [r._replace(arrival_s=r.arrival_s + 1e6, finish_s=r.finish_s + 1e6) for r in records(800)]
+    new = [r._replace(tenant="tags", output_tokens=9_000) for r in records(200, seed=1)]
     random.Random(0).shuffle(old)
     done = train([("old", old), ("new", new)], (0.5,), declared=4_000)
     assert (done.trained, done.held_out, done.declared) == (800, 200, 4_000)
@@ -86,7 +86,7 @@ def test_the_history_knows_at_an_arrival_what_had_ended_by_then() -> None:
 def test_only_requests_that_ended_by_themselves_count() -> None:
     rows = records(400)
     for reason in ("cancelled", "refused", "error", "length_kv"):
-        rows += [replace(r, finish_reason=reason, output_tokens=0) for r in records(10)]
+        rows += [r._replace(finish_reason=reason, output_tokens=0) for r in records(10)]
     assert train([("run", rows)], (0.5,)).left_out == 40
     with pytest.raises(
         InputError, match="199 of the recorded requests ended by themselves; training needs at least 200"

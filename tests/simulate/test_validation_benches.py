@@ -135,7 +135,7 @@ def made_up_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             rows: list[StepRow] = []
             records = own_engine.predict(load, hardware, rows.append)
             write_records(records, folder / "engine.jsonl")
-            write_records((replace(r, ttft_s=r.ttft_s + FRONT_S) for r in records), folder / "client.parquet")
+            write_records((r._replace(ttft_s=r.ttft_s + FRONT_S) for r in records), folder / "client.parquet")
             write_steps(rows, folder / "steps.jsonl")
             (folder / "replay.json").write_text("{}")
     return tmp_path

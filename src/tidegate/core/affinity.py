@@ -38,7 +38,8 @@ class Affinity:
         self._kv.ranks = True
         if r.lease is None:
             self.forget(r)
-            self._blocks[r] = matched
+            if matched or missing is not None:
+                self._blocks[r] = matched
             if missing is not None:
                 self._names[r] = missing
                 self._filed[r] = drawer = self._missing.setdefault(missing, {})
@@ -79,7 +80,7 @@ class Affinity:
     @property
     def waits_to_tell(self) -> bool:
         """Whether the prefix of somebody who waits has grown."""
-        return bool(self._grown) or self._kv.has_appeared
+        return bool(self._grown or self._kv.appeared)
 
     def warm(self, r: Request) -> bool:
         """Whether `r` was found to have a cached prefix, which evictions can shorten."""
@@ -93,7 +94,8 @@ class Affinity:
     def _match(self, r: Request) -> tuple[int, BlockHash | None]:
         """(cached blocks of `r`'s prefix, the hash of the first that is missing)."""
         hashes = hashes_of(r, self._kv)
-        limit = min(len(hashes), (r.known_tokens - 1) // self._kv.block_size)
+        known = r.known_tokens + r.sampled - r.emitted  # a token in flight is known before `r` can start
+        limit = min(len(hashes), (known - 1) // self._kv.block_size)
         if not limit:
             return 0, None
         matched = self._kv.match(hashes, limit).blocks

@@ -47,7 +47,7 @@ class Cohort:
         both = self._together
         if both is None or both.of[0] is not main.slots or both.of[1] is not own.slots:
             slots, members = main.slots + own.slots, main.members + own.members
-            both = self._together = Together(slots, members, main.outputs + own.outputs, (main.slots, own.slots))
+            both = self._together = Together(slots, members, main.lists + own.lists, (main.slots, own.slots))
         return both
 
 
@@ -109,7 +109,7 @@ class Cohorts:
                 if routine:
                     self._check_at = clock + CHECK_EVERY
                 self._settle(routine)
-        turn = next((cohort for cohort in self.turns if len(cohort.decodes)), None)
+        turn = next((cohort for cohort in self.turns if len(cohort.decodes)), None) if self.turns else None
         if turn is None and self.turns:
             self.turns, self._sufficed = [], True
         load.due = (self.main,) if turn is None else (self.main, turn.decodes)
@@ -128,10 +128,11 @@ class Cohorts:
         unasked = max(0, self._check_at - main.clock) if load.changes == self._seen else 0
         if unasked >= steps or not self._sufficed:
             return min(unasked, steps)
-        load.due = (_Ahead(len(main), main.context + steps * len(main)),)
+        decodes = len(main.members)
+        load.due = (_Ahead(decodes, main.context + steps * decodes),)
         most = self._budget.decode_tokens(self._view(), self._ctx) // self._per_decode
         load.due = (main,)
-        return steps if len(main) <= most else unasked
+        return steps if decodes <= most else unasked
 
     def pass_steps(self, steps: int) -> None:
         """So many steps are about to be planned of which `quiet_steps` said that nobody is dealt in them."""
@@ -172,7 +173,9 @@ class Cohorts:
     # How many turns
 
     def _view(self) -> StepView:
-        decodes = len(self.main) + sum(len(cohort.decodes) for cohort in self.turns)
+        decodes = len(self.main.members)
+        if self.turns:
+            decodes += sum(len(cohort.decodes) for cohort in self.turns)
         return StepView(self._ctx.now, self._limits.max_num_batched_tokens, decodes * self._per_decode, self._load)
 
     def _settle(self, routine: bool) -> None:

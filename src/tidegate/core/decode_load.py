@@ -58,7 +58,10 @@ class DecodeLoad:
     @property
     def context_of_one(self) -> float:
         """KV tokens that one of them reads, on average."""
-        return self.context / max(1, sum(map(len, self.due)))
+        due = self.due
+        if len(due) == 1:
+            return due[0].context / max(1, len(due[0]))
+        return self.context / max(1, sum(map(len, due)))
 
     def tightest(self, least: float) -> Pace | None:
         """The tightest promise of at least `least` seconds; None without one."""
@@ -80,9 +83,8 @@ class DecodeLoad:
 
 def pace_of(slo: Slo) -> float:
     """Seconds between tokens that were promised, on the mean or at most; inf without a promise."""
-    if slo is NO_SLO:
-        return inf
-    return min((p for p in (slo.tpot, slo.tbt) if p is not None), default=inf)
+    least = inf if slo.tpot is None else slo.tpot
+    return least if slo.tbt is None or slo.tbt > least else slo.tbt
 
 
 NOBODY = DecodeLoad()

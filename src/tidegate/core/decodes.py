@@ -45,67 +45,45 @@ class Roster:
         self.members, self.slots, self.lists = self.members.copy(), self.slots.copy(), self.lists.copy()
 
 
-class DecodeSet:
+class DecodeSet(Roster):
     """Members decode once per advance of the clock.
 
-    `members`, `slots` and `outputs` are parallel lists. They are handed out with plans and are replaced,
-    never changed, once handed out: a plan's view stays what it was.
+    `members`, `slots` and `lists`, each of which takes the next tokens of its member, are handed out with plans and
+    are replaced, never changed, once handed out: a plan's view stays what it was.
     """
 
-    __slots__ = (
-        "_ends", "_handed_out", "_nowhere", "_offset", "_roster", "_wheel", "applied", "clock", "keeping", "times",
-    )  # fmt: skip
+    __slots__ = ("_ends", "_handed_out", "_nowhere", "_wheel", "applied", "clock", "context", "keeping", "times")
 
     # Times are forgotten in batches of this many, once every member joined later.
     FORGET_EVERY = 8192
 
     def __init__(self, block_size: int) -> None:
+        super().__init__()
         self.clock = 0
         self.applied = 0
+        self.context = 0  # KV tokens planned of all members together: what one decode of each reads
         self.keeping = 0  # members whose token ids are kept
         self.times = StepTimes()
-        self._roster = Roster()
         self._handed_out = False
         self._nowhere: list[int] = []  # takes the tokens of those whose token ids nobody keeps
         self._wheel = [Roster() for _ in range(block_size)]
         self._ends: list[tuple[int, int, Request]] = []  # (clock, arrival sequence, request), sorted
-        self._offset = 0  # sum of (planned - clock) over the members
 
     def __len__(self) -> int:
-        return len(self._roster.members)
-
-    @property
-    def members(self) -> list[Request]:
-        """Those who decode."""
-        return self._roster.members
-
-    @property
-    def slots(self) -> list[int]:
-        """Their slots."""
-        return self._roster.slots
-
-    @property
-    def outputs(self) -> list[list[int]]:
-        """The list that takes the next token of each."""
-        return self._roster.lists
-
-    @property
-    def context(self) -> int:
-        """KV tokens planned of all members together: what one decode of each reads."""
-        return self._offset + self.clock * len(self._roster.members)
+        return len(self.members)
 
     def join(self, r: Request) -> None:
         """`r` decodes from the next advance on."""
         if self._handed_out:
             self._own_lists()
-        offset = r.planned - self.clock
-        self._offset += offset
+        planned = r.planned
+        self.context += planned
         self.keeping += r.token_ids is not None
-        self._roster.add(r, self._nowhere if r.token_ids is None else r.token_ids)
+        self.add(r, self._nowhere if r.token_ids is None else r.token_ids)
         assert r.lease is not None
         table = r.lease.table
         if len(table) < r.footprint:
-            self._wheel[-offset % len(self._wheel)].add(r, table)
+            self._wheel[(self.clock - planned) % len(self._wheel)].add(r, table)
         end = self.clock + r.target - r.sampled
         r.enter(self, self.clock, end)
         insort(self._ends, (end, r.seq, r))
@@ -114,11 +92,11 @@ class DecodeSet:
         """`r` decodes no more; its derived counters are frozen as they stand."""
         if self._handed_out:
             self._own_lists()
-        offset = r.planned - self.clock
-        self._offset -= offset
+        planned = r.planned
+        self.context -= planned
         self.keeping -= r.token_ids is not None
-        self._roster.drop(r)
-        spoke = self._wheel[-offset % len(self._wheel)]
+        self.drop(r)
+        spoke = self._wheel[(self.clock - planned) % len(self._wheel)]
         if r in spoke.index:
             spoke.drop(r)
         del self._ends[bisect_left(self._ends, (r.last_clock, r.seq))]
@@ -135,13 +113,12 @@ class DecodeSet:
 
     def crossings(self) -> list[int]:
         """How many members cross into a new block at the next advance, at the one after it, ... until it repeats."""
-        now = self.clock % len(self._wheel)
-        return [len(spoke.members) for spoke in (*self._wheel[now:], *self._wheel[:now])]
+        return [len(spoke.members) for spoke in self._spokes()]
 
     def covered(self, blocks: int, advances: int) -> int:
         """The most of `advances` whose crossings `blocks` blocks suffice for."""
         size = len(self._wheel)
-        if len(self._roster.members) * (advances // size + 1) <= blocks:  # whatever they are
+        if len(self.members) * (advances // size + 1) <= blocks:  # whatever they are
             return advances
         crossings = self.crossings()
         a_round = sum(crossings)
@@ -158,13 +135,11 @@ class DecodeSet:
 
     def crossing_within(self, advances: int) -> list[list[int]]:
         """The tables of members that cross within so many advances, each as often as its member does."""
-        wheel, clock = self._wheel, self.clock
-        size = len(wheel)
+        size = len(self._wheel)
         tables: list[list[int]] = []
-        for ahead in range(min(advances, size)):
-            lists = wheel[(clock + ahead) % size].lists
-            if lists:
-                tables += lists * ((advances - ahead - 1) // size + 1)
+        for ahead, spoke in enumerate(self._spokes()[:advances]):
+            if spoke.lists:
+                tables += spoke.lists * ((advances - ahead - 1) // size + 1)
         return tables
 
     @property
@@ -186,6 +161,7 @@ class DecodeSet:
     def advance(self, steps: int = 1) -> None:
         """Plan one decode of every member, or so many of each."""
         self.clock += steps
+        self.context += steps * len(self.members)
         self._handed_out = True
 
     def apply(self, now: float) -> None:
@@ -212,6 +188,11 @@ class DecodeSet:
         r.gaps += self.times.gaps(first, self.applied)
         r.last_token_at = self.times.at(self.applied)
 
+    def _spokes(self) -> list[Roster]:
+        """Those who cross at the next advance, at the one after it, ... until it repeats."""
+        now = self.clock % len(self._wheel)
+        return self._wheel[now:] + self._wheel[:now]
+
     def _own_lists(self) -> None:
-        self._roster.renew()
+        self.renew()
         self._handed_out = False

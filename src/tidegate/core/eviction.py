@@ -65,7 +65,7 @@ class Eviction:
         running = self._running
         crossing = running.decodes.crossing().members if running.turn is None else running.crossing()
         d.growers = [*running.stalled, *crossing]
-        short = len(d.growers) - self._kv.available
+        short = len(d.growers) - self._kv.available if d.growers else 0
         if short <= 0 or self._ends_soon(short, d):
             return
         need, reason = Need(short, 0), "KV blocks wanted by running requests"

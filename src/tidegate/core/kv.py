@@ -50,7 +50,7 @@ class KvCache:
         self.evictions = 0  # grows whenever cached blocks are forgotten
         self.ranks = False  # whether what is cached decides who comes first
         self.watched: Collection[BlockHash] = ()  # hashes whose appearance is noted
-        self._appeared: list[BlockHash] = []
+        self.appeared: list[BlockHash] = []  # those of them that became cached and were not taken yet
         self._leases: set[Lease] = set()
         self._awaited: dict[BlockHash, Lease] = {}
 
@@ -105,7 +105,8 @@ class KvCache:
         if not self.prefix_caching or lease.sealed:
             return
         blocks = min(blocks, len(hashes))
-        self._stop_awaiting(lease)
+        if lease.awaited is not None:
+            self._stop_awaiting(lease)
         if blocks > lease.committed:
             new = list(hashes[lease.committed : blocks])
             run = self.index.extend(lease.run, new, lease.table[lease.committed : blocks])
@@ -116,16 +117,11 @@ class KvCache:
             lease.committed = blocks
             self.epoch += 1
             if self.watched:
-                self._appeared += [name for name in new if name in self.watched]
-
-    @property
-    def has_appeared(self) -> bool:
-        """Whether `take_appeared` would tell of any."""
-        return bool(self._appeared)
+                self.appeared += [name for name in new if name in self.watched]
 
     def take_appeared(self) -> list[BlockHash]:
         """Watched blocks that became cached since the last call."""
-        appeared, self._appeared = self._appeared, []
+        appeared, self.appeared = self.appeared, []
         return appeared
 
     def commit_outputs(self, lease: Lease, hashes: Sequence[BlockHash], tokens: Sequence[int], full: int) -> bool:
@@ -146,7 +142,8 @@ class KvCache:
 
     def announce(self, lease: Lease, hashes: Sequence[BlockHash], blocks: int) -> None:
         """The blocks of `lease` up to `blocks` are being computed: who shares them had better wait."""
-        self._stop_awaiting(lease)
+        if lease.awaited is not None:
+            self._stop_awaiting(lease)
         if self.prefix_caching and not lease.sealed and lease.committed < min(blocks, len(hashes)):
             lease.awaited = hashes[lease.committed]
             self._awaited.setdefault(lease.awaited, lease)
@@ -157,7 +154,8 @@ class KvCache:
             raise KvError("a lease was released twice")
         lease.released = True
         self._leases.discard(lease)
-        self._stop_awaiting(lease)
+        if lease.awaited is not None:
+            self._stop_awaiting(lease)
         self._free += reversed(lease.table[lease.committed :])
         self.index.release(lease.run)
         self.epoch += 1
@@ -230,7 +228,7 @@ class KvCache:
         return taken
 
     def _stop_awaiting(self, lease: Lease) -> None:
-        if lease.awaited is not None:
-            if self._awaited.get(lease.awaited) is lease:
-                del self._awaited[lease.awaited]
-            lease.awaited = None
+        assert lease.awaited is not None
+        if self._awaited.get(lease.awaited) is lease:
+            del self._awaited[lease.awaited]
+        lease.awaited = None

@@ -174,7 +174,8 @@ class Lifecycle:
         requests: Sequence[Request] = step.members
         decodes = len(step.members)
         first: list[Request] = []
-        _exhaust(map(list.append, step.outputs, tokens))
+        if step.outputs:
+            _exhaust(map(list.append, step.outputs, tokens))
         if step.clock:
             self._running.decodes.apply(now)
         if step.also is not None:

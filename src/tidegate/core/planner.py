@@ -116,7 +116,7 @@ class Planner:
         """Every decode gets its token, and its block where it crosses into one."""
         running = self._running
         resumed = [r for r in d.growers if r in running.stalled] if running.stalled else []
-        if len(d.growers) > self._kv.available:
+        if d.growers and len(d.growers) > self._kv.available:
             growers = in_order(d.growers)
             for r in growers[self._kv.available :]:
                 self._lifecycle.stall(r)
@@ -181,8 +181,7 @@ class Planner:
                 capped.append(r)
         if capped:
             capped = [r for r in capped if self._chunk(r, d, view, None)]
-        if d.prefill_left > 0 and len(self._queue):
-            self._plan_backfill(d, view)
+        self._plan_backfill(d, view)
         if d.plan.held_back_by is None:
             if capped and d.prefill_left > 0:
                 d.plan.held_back_by = "chunk size"
@@ -308,7 +307,9 @@ class Planner:
 
     def _plan_backfill(self, d: Draft, step: StepView) -> None:
         """Requests that cannot delay the blocked head start beside what runs."""
-        if not self._policy.features.backfill or self._blocked is None or not self._running.free_seats:
+        if self._blocked is None or d.prefill_left <= 0 or not self._policy.features.backfill:
+            return
+        if not len(self._queue) or not self._running.free_seats:
             return
         head, held_by = self._blocked[0], self._blocked[3]
         for r in self._backfill.candidates(head):
@@ -328,7 +329,7 @@ class Planner:
     def _launch(self, d: Draft) -> None:
         """Close the plan and put it in flight. An empty one takes no number; seats given up wait for the next."""
         plan, running = d.plan, self._running
-        if not plan and not d.chunks:
+        if not d.chunks and not plan:
             plan.step = -1
             return
         decodes = running.decodes
@@ -336,7 +337,7 @@ class Planner:
             clock = decodes.clock
             if running.turn is None:
                 ending = decodes.ending(clock)
-                outputs = decodes.outputs if decodes.keeping else []  # nobody's tokens are kept: nothing to append to
+                outputs = decodes.lists if decodes.keeping else []  # nobody's tokens are kept: nothing to append to
                 step = Step(plan, decodes.members, outputs, clock, ending, [], d.transfers, [])
             else:
                 step = self._step_with(running.turn, plan, d.transfers)

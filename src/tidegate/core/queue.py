@@ -100,7 +100,7 @@ class WaitingQueue:
 
     def peek(self) -> Request | None:
         """Who comes first; None if nobody waits."""
-        if not self._first:
+        if not self._first and self._rest:
             self._fill(1)
         if not self._returning:
             return self._first[0][-1] if self._first else None

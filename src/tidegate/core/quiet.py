@@ -61,26 +61,29 @@ class Quiet:
         self._planner = planner
         self._keys = keys
         self._affinity = affinity
+        self._in_lanes, self._in_groups = isinstance(queue, Lanes), isinstance(queue, GroupedQueue)
 
     def most(self) -> int:
-        """How many steps are quiet as far as requests go, whatever the time and the blocks they take."""
+        """In how many steps somebody ends, all of them quiet as far as requests go, whatever the time and the blocks
+        they take; 0 if none is.
+        """
         running = self._running
         decodes = running.decodes
         if running.prefilling or not decodes.members or decodes.keeping or self._ctx.step_time.learns:
             return 0
         return decodes.next_end - decodes.clock if self._at_rest() else 0
 
-    def ahead(self, steps: int, until: float, blocks: int) -> QuietSteps:
-        """The quiet ones of the next `steps`, before `until` (seconds), which may take `blocks` blocks."""
+    def ahead(self, most: int, until: float, blocks: int) -> QuietSteps:
+        """The quiet ones of the `most` next steps, before `until` (seconds), which may take `blocks` blocks."""
         running = self._running
         decodes = running.decodes
-        steps = decodes.covered(blocks, int(min(steps, self._keys.quiet_plans)))
+        steps = decodes.covered(blocks, int(min(most, self._keys.quiet_plans)))
         if running.cohorts is not None and steps > 0:
             steps = running.cohorts.quiet_steps(steps)
         if steps < 1:
             return LOUD
-        ends = decodes.clock + steps == decodes.next_end
-        return QuietSteps(steps, ends, until, len(decodes), decodes.context + len(decodes))
+        n = len(decodes.members)
+        return QuietSteps(steps, steps == most, until, n, decodes.context + n)
 
     def take(self, times: Sequence[float], tokens: Sequence[int] | None) -> list[Event]:
         """Take as many quiet steps as there are `times` at which they end; what happened in them, with `tokens`."""
@@ -101,10 +104,8 @@ class Quiet:
 
     def _at_rest(self) -> bool:
         """Whether nobody who waits can start, and nothing is left to be asked again."""
-        queue = self._queue
-        if len(queue):
-            if isinstance(queue, Lanes):  # time gives a lane its turn
-                return False
-            if isinstance(queue, GroupedQueue) and self._running.free_seats:  # decoding moves the groups
-                return False
+        if self._in_lanes and len(self._queue):  # time gives a lane its turn
+            return False
+        if self._in_groups and len(self._queue) and self._running.free_seats:  # decoding moves the groups
+            return False
         return not self._affinity.waits_to_tell and self._planner.at_rest

@@ -111,10 +111,14 @@ class Running:
         decodes, kv, expected = self.decodes, self.kv, self.expected
         while steps:
             # What is evicted, and what growth is expected, goes by the step: together go those that need neither.
-            together = max(1, decodes.covered(kv.free, steps)) if expected is None else 1
+            together = steps if expected is None else 1
             tables = decodes.crossing_within(together)
-            kv.grow(tables)
-            self.outstanding -= len(tables)
+            if together > 1 and len(tables) > kv.free:
+                together = max(1, decodes.covered(kv.free, together))
+                tables = decodes.crossing_within(together)
+            if tables:
+                kv.grow(tables)
+                self.outstanding -= len(tables)
             if expected is not None:
                 expected.grow(decodes.crossing().members)
             decodes.advance(together)
@@ -151,7 +155,8 @@ class Running:
     @property
     def due_decodes(self) -> int:
         """How many decode in the step being planned."""
-        return len(self.decodes) + (0 if self.turn is None else len(self.turn.decodes))
+        decodes = len(self.decodes.members)
+        return decodes if self.turn is None else decodes + len(self.turn.decodes.members)
 
     def crossing(self) -> list[Request]:
         """Those of them that need a block for it, `turn` included."""

@@ -119,7 +119,8 @@ class Scheduler:
         if r.id in self._lifecycle.requests:
             raise ValueError(f"request id {r.id!r} is in use")
         self.ctx.now = now
-        self.expire(now)
+        if self._expiry.heap:
+            self.expire(now)
         refusal = self._refusal(r, now)
         if refusal is not None:
             self._affinity.forget(r)  # the door may have asked for its place
@@ -157,8 +158,10 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan:
         """The next step. An empty plan (falsy) is neither executed nor applied."""
         self.ctx.now = now
-        self._unpark(now)
-        self.expire(now)
+        if self._parked:
+            self._unpark(now)
+        if self._expiry.heap:
+            self.expire(now)
         self._settle_keys(now)
         settled = None if self._triage is None else self._triage.settle(now)
         plan = self._planner.plan(now, settled)
@@ -169,21 +172,20 @@ class Scheduler:
 
     def expire(self, now: float) -> None:
         """End those who have waited too long. `plan` does that first; a host whose steps last calls it in between."""
-        if self._expiry.heap:
-            for r, reason in self._expiry.expired(now):
-                last_start = self._door.last_start(r) if reason is FinishReason.SHED else None
-                if last_start is not None and last_start > now:  # more of its prefix is cached than when it came
-                    self._expiry.watch(r, last_start, reason)
-                else:
-                    self._end(r, reason, now)
+        for r, reason in self._expiry.expired(now):
+            last_start = self._door.last_start(r) if reason is FinishReason.SHED else None
+            if last_start is not None and last_start > now:  # more of its prefix is cached than when it came
+                self._expiry.watch(r, last_start, reason)
+            else:
+                self._end(r, reason, now)
 
     def apply(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """A step was computed. Results come in the order of their plans; raises ValueError otherwise."""
         if not self._lifecycle.in_flight or self._lifecycle.in_flight[0].plan is not plan:
             raise ValueError(f"step {plan.step} is not the oldest in flight")
         expected = len(plan.decodes)
-        if plan.chunks:
-            expected += sum(chunk.emits for chunk in plan.chunks)
+        for chunk in plan.chunks:
+            expected += chunk.emits
         if len(result.tokens) != expected:
             raise ValueError(f"step {plan.step} emits {expected} tokens, the result has {len(result.tokens)}")
         self.ctx.now = now
@@ -210,12 +212,13 @@ class Scheduler:
     def _quiet_from(self, now: float) -> QuietSteps:
         """Quiet steps after those that are planned."""
         steps = self._quiet.most()
-        if steps and self._triage is not None and self._triage.pending(now):
+        if not steps or (self._triage is not None and self._triage.pending(now)):
             return LOUD
-        wake = self.next_wake(now) if steps else now
-        if not steps or (wake is not None and wake <= now):
+        waiting = len(self.waiting)
+        wake = self.next_wake(now) if waiting or self._num_parked else None  # time concerns nobody else
+        if wake is not None and wake <= now:
             return LOUD
-        head = self.waiting.peek() if len(self.waiting) else None
+        head = self.waiting.peek() if waiting else None
         warm = head is not None and self._affinity.warm(head)
         if warm and (head is not self._looked_at or self.kv.evictions != self._looked_after):
             return LOUD

@@ -68,7 +68,7 @@ class Triage:
         if r.slo.ttft is not None and not r.sampled:
             insort(self._promises, (r.arrival + r.slo.ttft, r.seq, r))
             if len(self._promises) > self._compact_at:  # those far ahead that ended long before
-                self._promises = [p for p in self._promises if _open(p[2])]
+                self._promises = [p for p in self._promises if not p[2].sampled and p[2].status is not Status.FINISHED]
                 self._given_up.intersection_update(p[2] for p in self._promises)
                 self._compact_at = 2 * len(self._promises) + HORIZON
 
@@ -98,7 +98,7 @@ class Triage:
             if (r in given_up) != (r in self._given_up):
                 (self._given_up.add if r in given_up else self._given_up.discard)(r)
                 self._rekey(r)
-        due = in_time(kept, now, most, lambda tokens: step_time.step(tokens, decodes, context))
+        due = in_time(kept, now, most, whole, lambda tokens: step_time.step(tokens, decodes, context))
         return Settled(due, most, decodes, context)
 
     def _due(self, now: float) -> list[tuple[float, Request, int]]:
@@ -106,16 +106,18 @@ class Triage:
         first, kept = [], []
         for promise in self._promises[:HORIZON]:
             deadline, _, r = promise
-            if now <= deadline and _open(r):
+            begun = r.sampled > 0
+            still_open = not begun and r.status is not Status.FINISHED
+            if still_open and now <= deadline:
                 left = r.known_tokens - (self._cached(r) if r.lease is None else r.planned)
                 first.append((deadline, r, max(1, left)))
                 kept.append(promise)
-            else:
-                self._given_up.discard(r)
-                if r.sampled or r.finish_reason is not FinishReason.CANCELLED:
-                    self._count(r.slo_class, r.sampled > 0)
-                if _open(r):
-                    self._rekey(r)  # late: its key says so by itself from now on
+                continue
+            self._given_up.discard(r)
+            if begun or r.finish_reason is not FinishReason.CANCELLED:
+                self._count(r.slo_class, begun)
+            if still_open:
+                self._rekey(r)  # late: its key says so by itself from now on
         if len(kept) < min(len(self._promises), HORIZON):
             self._promises[:HORIZON] = kept
         return first
@@ -131,11 +133,6 @@ class Triage:
         if slo_class in self._kept or len(self._kept) < CLASSES:
             share = self._kept.get(slo_class, 1.0)
             self._kept[slo_class] = share + (kept - share) / MEMORY
-
-
-def _open(r: Request) -> bool:
-    """Whether the first token of `r` is still to be planned."""
-    return not r.sampled and r.status is not Status.FINISHED
 
 
 def moore(
@@ -162,17 +159,21 @@ def moore(
     return [(deadline, tokens) for deadline, r, tokens in first if r not in given_up], given_up
 
 
-def in_time(kept: list[tuple[float, int]], now: float, most: int, seconds: Callable[[int], float]) -> int | None:
-    """Prompt tokens after which a step of at most `most` had better end; None where it may be full.
+def in_time(
+    kept: list[tuple[float, int]], now: float, most: int, whole: float, seconds: Callable[[int], float]
+) -> int | None:
+    """Prompt tokens after which a step of at most `most`, which would take `whole` seconds, had better end; None where
+    it may be full.
 
     `kept` are (deadline, tokens) in order. All that end in the step end when it does: it is cut behind the last
     prompt with which it is still in time for all before, if more would make it late for one of these.
     """
-    best, tokens, earliest, cut = 0, 0, None, None
-    for deadline, own in kept:
+    if not kept or now + whole <= kept[0][0]:
+        return None
+    best, tokens, earliest = 0, 0, kept[0][0]
+    for _, own in kept:
         tokens += own
-        earliest = deadline if earliest is None else min(earliest, deadline)
         if tokens > most or now + seconds(tokens) > earliest:
             break
-        best, cut = tokens, earliest
-    return best if cut is not None and best < most and now + seconds(most) > cut else None
+        best = tokens
+    return best if 0 < best < most else None

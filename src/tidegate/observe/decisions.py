@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from tidegate.core.events import Computed, Emitted, Event
@@ -71,7 +70,7 @@ class RecordLog:
         """One line for each request that ended or was refused."""
         self._recorder.observe(events)
         for record in self._recorder.records:
-            self._out.write(asdict(record))
+            self._out.write(record._asdict())
         self._recorder.records.clear()
 
     def step(self, plan: StepPlan, seconds: float) -> None:

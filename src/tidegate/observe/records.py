@@ -5,13 +5,12 @@ Reports, comparisons and validation read only this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import starmap
 from math import ceil
-from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import NamedTuple, get_args, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -24,8 +23,7 @@ WHAT = "records"
 COMPLETED = frozenset({FinishReason.STOP.value, FinishReason.LENGTH.value, FinishReason.LENGTH_KV.value})
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """What became of one request.
 
     Times are seconds; `*_s` of a moment is on the run's clock, `ttft_s`, `tpot_s`, `e2e_s` and the gaps
@@ -67,16 +65,18 @@ class Record:
     replica: str
 
 
-COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Record))
+COLUMNS = Record._fields
 
-_ARROW = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
+_ARROW = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 
-_values: Callable[[Record], tuple[Any, ...]] = attrgetter(*COLUMNS)
 
-# Annotations are strings here, so that "float | None" reads as type and nullability.
-SCHEMA = pa.schema(
-    [pa.field(f.name, _ARROW[str(f.type).split(" ")[0]], nullable="None" in str(f.type)) for f in fields(Record)]
-)
+def _column(name: str, kind: type) -> pa.Field:
+    """The column of a field of `kind`, which is a type or "that type or None"."""
+    kinds = get_args(kind) or (kind,)
+    return pa.field(name, _ARROW[kinds[0]], nullable=NoneType in kinds)
+
+
+SCHEMA = pa.schema([_column(name, kind) for name, kind in get_type_hints(Record).items()])
 
 
 class Recorder:
@@ -97,6 +97,7 @@ class Recorder:
 
     def _row(self, r: Request, now: float, reason: FinishReason, timing: Timing, missed: Sequence[str]) -> Record:
         max_gap, p99_gap = _largest(timing.gaps)
+        ended = reason.value
         return Record(
             request_id=r.id,
             tenant=r.tenant,
@@ -117,20 +118,21 @@ class Recorder:
             ttft_s=timing.ttft,
             tpot_s=timing.tpot,
             e2e_s=timing.e2e,
-            slo_met=reason.value in COMPLETED and not missed,
-            finish_reason=reason.value,
+            slo_met=ended in COMPLETED and not missed,
+            finish_reason=ended,
             replica=self.replica,
         )
 
 
 def _largest(gaps: Sequence[float]) -> tuple[float | None, float | None]:
-    """Maximum and 99th percentile (nearest rank) of what need not be sorted for it; None of nothing."""
+    """Maximum and 99th percentile (nearest rank); None of nothing."""
     if len(gaps) < 100:  # of so few they are the same
         longest = max(gaps, default=None)
         return longest, longest
     rank = ceil(0.99 * len(gaps)) - 1
-    upper = np.partition(np.asarray(gaps), rank)[rank:]
-    return float(upper.max()), float(upper[0])
+    ascending = np.array(gaps)
+    ascending.sort()  # the few hundred of a request are sorted sooner than a rank of them is found
+    return float(ascending[-1]), float(ascending[rank])
 
 
 class RecordWriter:
@@ -145,7 +147,7 @@ class RecordWriter:
 
     def write(self, record: Record) -> None:
         """Append one record."""
-        self._rows.write(_values(record))
+        self._rows.write(record)
 
     def close(self) -> None:
         """Write what waits, and the end of the file. Idempotent."""
@@ -189,7 +191,7 @@ def records_columns(path: Path) -> pa.Table | ParquetColumns:
 
 def records_table(records: Sequence[Record]) -> pa.Table:
     """Records as columns."""
-    columns = zip(*map(_values, records), strict=True) if records else [()] * len(COLUMNS)
+    columns = zip(*records, strict=True) if records else [()] * len(COLUMNS)
     arrays = [pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 

@@ -139,7 +139,7 @@ class Instance:
 
     def _planned(self, now: float, start: float) -> tuple[StepPlan, StepResult, float] | None:
         """The plan of the next step, which begins at `start`; its result, and its seconds. None if it is empty."""
-        seated = len(self.scheduler.running)
+        seated = 0 if self._on_step is None else len(self.scheduler.running)
         plan = self.scheduler.plan(now)
         if not plan:
             return None

@@ -62,6 +62,8 @@ class AdaptiveBudget:
         if limit is None or not step.decodes:
             return step.decodes
         context = step.load.context_of_one
+        if ctx.step_time.step(0, step.decodes, context * step.decodes) <= limit:  # as nearly always
+            return step.decodes
         return max(1, largest(lambda n: ctx.step_time.step(0, n, context * n), limit, step.decodes))
 
     def stride(self, r: RequestView, step: StepView, ctx: PolicyContext) -> int:

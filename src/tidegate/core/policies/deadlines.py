@@ -25,14 +25,17 @@ def latest_start(r: RequestView, ctx: PolicyContext, cached: int = 0) -> float:
     after it `first token + pace * gaps - predicted seconds of what remains`, `pace` being its tpot or tbt.
     An e2e promise counts in both. `cached` prompt tokens need no computing.
     """
-    slo = r.slo
-    if slo is NO_SLO:
+    if r.slo is NO_SLO:
         return inf
     prefill = _prefill_left(r, cached)
-    first = r.first_token_at
-    latest = inf
+    return _latest_start(r, ctx, prefill, ctx.step_time.service(prefill, 0))
+
+
+def _latest_start(r: RequestView, ctx: PolicyContext, prefill: int, seconds: float) -> float:
+    """The same; `prefill` tokens are to be computed before the next output, which takes `seconds`."""
+    slo, first, latest = r.slo, r.first_token_at, inf
     if first is None and slo.ttft is not None:
-        latest = r.arrival + slo.ttft - ctx.step_time.service(prefill, 0)
+        latest = r.arrival + slo.ttft - seconds
     pace = slo.tpot if slo.tpot is not None else slo.tbt
     if slo.e2e is not None or (first is not None and pace is not None):
         outputs = max(ctx.predictor.output_tokens(r), r.emitted + 1.0)
@@ -148,18 +151,22 @@ class Joint:
     def key(self, r: RequestView, ctx: PolicyContext) -> Key:
         now, window, priority = ctx.now, self.aging_window, r.priority
         cached = ctx.cached(r)
-        share = min(1.0, cached / r.prompt_tokens)
         overdue = r.arrival + max(1, priority + 2) * window
         if now >= overdue:
             return Key(-1, overdue)
-        latest = inf if r.slo is NO_SLO else latest_start(r, ctx, cached)
+        latest = inf
+        if r.slo is not NO_SLO:
+            prefill = _prefill_left(r, cached)
+            seconds = ctx.step_time.service(prefill, 0)
+            latest = _latest_start(r, ctx, prefill, seconds)
         lost = now > latest or ctx.triage.gives_up(r)
         if lost:
             priority += 1
         elif now >= latest - self.urgent_slack:
-            due = latest + ctx.step_time.service(_prefill_left(r, cached), 0)
-            spared = min(ctx.step_time.service(cached, 0), self.urgent_slack)
+            due = latest + seconds
+            spared = min(ctx.step_time.service(cached, 0), self.urgent_slack) if cached else 0.0
             return Key(-1, due - spared, min(nextafter(latest, inf), overdue))
+        share = min(1.0, cached / r.prompt_tokens)
         score = self.w_wait * (r.arrival + priority * window) - self.w_cache * share
         if lost:
             return Key(0, score, overdue)

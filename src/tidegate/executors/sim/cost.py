@@ -16,6 +16,7 @@ held by several GPUs. There is no term for communication between GPUs, so tp > 1
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 
 from tidegate.executors.sim.hardware import Hardware
 from tidegate.executors.sim.models import ModelShape
@@ -62,15 +63,17 @@ class CostModel(StepCost):
             return 0.0
         return self.base_s + self._linear(tokens) + read * self.kv_token_s + pairs * self.pair_s
 
-    def decode_span(self, decodes: int, context: int, steps: int) -> list[float]:
+    def decode_span(self, decodes: int, context: int, steps: int, seconds: float = inf) -> list[float]:
         fixed, read = self.base_s + self._linear(decodes), self.kv_token_s
+        if seconds < inf:  # so many if none is shorter than the first
+            steps = min(steps, 2 + int(seconds / (fixed + context * read)))
         return [fixed + held * read for held in range(context, context + steps * decodes, decodes)]
 
-    def estimate(self, prefill_tokens: float, decodes: float, context: float) -> float:
+    def estimate(self, prefill_tokens: float, decodes: float, context_tokens: float = 0.0) -> float:
         # Asked several times in every plan, hence without further calls: `step_seconds` of such a step.
         linear = (((prefill_tokens + decodes) * self.token_s) ** self.p + self.weights_p) ** self._root
         pairs = prefill_tokens * (prefill_tokens + 1) * 0.5
-        return float(self.base_s + linear + context * self.kv_token_s + pairs * self.pair_s)
+        return float(self.base_s + linear + context_tokens * self.kv_token_s + pairs * self.pair_s)
 
     def decode_seconds(self, batch: int, context: int) -> float:
         """Seconds of one step that decodes `batch` requests, each behind `context` tokens."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from itertools import accumulate
-from math import inf
 
 from tidegate.core.copy_time import CopyTime
 from tidegate.core.plan import Copy, StepPlan, StepResult
@@ -55,10 +54,9 @@ class SimExecutor:
             at, left = times[-1] if times else begin, quiet.steps - len(times)
             if at >= quiet.until or at > until:
                 return
-            context = quiet.context + len(times) * decodes
-            if within < inf:  # so many if none is shorter than the first; where one is, it is looked at again
-                left = min(left, 2 + int((within - at) / span(decodes, context, 1)[0]))
-            ends = list(accumulate(span(decodes, context, left), initial=at))
+            # Where those are not enough after all, it is asked again.
+            seconds = span(decodes, quiet.context + len(times) * decodes, left, within - at)
+            ends = list(accumulate(seconds, initial=at))
             # The first that ends after `until`, and the first that may not be planned any more, are the bounds.
             times += ends[1 : min(bisect_right(ends, until, 1) + 1, bisect_left(ends, quiet.until, 1) + 1)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from math import inf
 
 from tidegate.errors import InputError
 from tidegate.executors.sim.hardware import Hardware
@@ -50,20 +51,23 @@ class StepCost(ABC):
         context: tokens that they hold, summed over all of them
         """
 
-    def decode_span(self, decodes: int, context: int, steps: int) -> list[float]:
+    def decode_span(self, decodes: int, context: int, steps: int, seconds: float = inf) -> list[float]:
         """Seconds of each of `steps` steps in a row that decode the same requests, the first behind `context` tokens.
 
-        To the last bit what `step_seconds` says of each.
+        To the last bit what `step_seconds` says of each. Of fewer of them, at least one, where these seem to take
+        `seconds` together.
         """
+        if seconds < inf:
+            steps = min(steps, 2 + int(seconds / self.step_seconds(decodes=decodes, context=context)))
         return [
             self.step_seconds(decodes=decodes, context=held)
             for held in range(context, context + steps * decodes, decodes)
         ]
 
-    def estimate(self, prefill_tokens: float, decodes: float, context: float) -> float:
+    def estimate(self, prefill_tokens: float, decodes: float, context_tokens: float = 0.0) -> float:
         """Seconds of one step whose prompt tokens are one chunk from the start of a prompt, for policies."""
         length = round(prefill_tokens)
-        return self.step_seconds(((0, length),) if length else (), round(decodes), round(context))
+        return self.step_seconds(((0, length),) if length else (), round(decodes), round(context_tokens))
 
     def prefill_seconds(self, tokens: int, cached: int = 0, chunk: int | None = None) -> float:
         """Seconds to compute a prompt of `tokens` alone, of which the first `cached` are there already.

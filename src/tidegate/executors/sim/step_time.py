@@ -14,36 +14,23 @@ class CostTime:
     chunk: tokens of one prefill step at most
     """
 
-    __slots__ = ("_chunk", "_cost", "_decode")
+    __slots__ = ("_chunk", "_cost", "decode", "single", "step")
 
     learns: ClassVar[bool] = False
 
     def __init__(self, cost: StepCost, chunk: int) -> None:
         self._cost = cost
         self._chunk = chunk
-        self._decode = cost.step_seconds(decodes=1)
-
-    @property
-    def decode(self) -> float:
-        """Seconds of a step that decodes one request."""
-        return self._decode
-
-    @property
-    def single(self) -> float:
-        """The same."""
-        return self._decode
+        self.decode = self.single = cost.step_seconds(decodes=1)
+        self.step = cost.estimate  # itself: asked several times in every plan
 
     def service(self, prefill_tokens: float, outputs: float) -> float:
         """Seconds to compute `prefill_tokens` and then `outputs` one by one, alone."""
-        return self.prefill(prefill_tokens) + outputs * self._decode
+        return self.prefill(prefill_tokens) + outputs * self.decode
 
     def prefill(self, tokens: float) -> float:
         """Seconds to compute `tokens` of a prompt alone, in chunks."""
         return self._cost.prefill_seconds(max(1, round(tokens)), 0, self._chunk) if tokens > 0 else 0.0
-
-    def step(self, prefill_tokens: float, decodes: float, context_tokens: float = 0.0) -> float:
-        """Seconds of one step: prompt tokens, decode tokens, and KV tokens that the decodes read."""
-        return self._cost.estimate(prefill_tokens, decodes, context_tokens)
 
     def observe(self, prefill_tokens: int, decodes: int, context_tokens: int, seconds: float) -> None:
         """There is nothing to learn."""

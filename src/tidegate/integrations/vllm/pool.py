@@ -64,7 +64,7 @@ class VllmPool(KvCache):
         self.evictions = 0
         self.ranks = False
         self.watched: Collection[BlockHash] = ()
-        self._appeared: list[BlockHash] = []
+        self.appeared: list[BlockHash] = []  # watched blocks that were computed and were not taken yet
         self._unfinished: dict[Holding, None] = {}
         self._awaited: dict[BlockHash, Lease] = {}
         self._coming: set[BlockHash] = set()
@@ -102,7 +102,7 @@ class VllmPool(KvCache):
         full = holding.owner.planned // self.block_size
         if full > holding.shown:
             names = holding.owner.block_hashes[holding.shown : full]
-            self._appeared += [name for name in names if name in self.watched]
+            self.appeared += [name for name in names if name in self.watched]
             holding.shown = full
 
     @property
@@ -193,14 +193,9 @@ class VllmPool(KvCache):
         assert isinstance(lease, Holding)
         return sum(b.ref_cnt > 1 for b in lease.table)
 
-    @property
-    def has_appeared(self) -> bool:
-        """Whether blocks have been computed that somebody waits for."""
-        return bool(self._appeared)
-
     def take_appeared(self) -> list[BlockHash]:
         """Watched blocks that were computed since the last call, and are cached."""
-        appeared, self._appeared = self._appeared, []
+        appeared, self.appeared = self.appeared, []
         find = self._blocks.get_cached_block
         return [name for name in appeared if find(name, _GROUP) is not None]
 
