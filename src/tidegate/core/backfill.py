@@ -102,8 +102,8 @@ class Backfill:
 
     def _steps_left(self, r: Request, step: StepView) -> int:
         """Steps until `r` ends by what it declared, at the fastest. The step that ends a prompt also emits."""
-        to_compute = r.known_tokens - r.planned
-        prompt = self._prompt_steps(r, to_compute, step, contended=False) - 1 if to_compute else 0
+        to_compute, alone = r.known_tokens - r.planned, step._replace(crowd=None)
+        prompt = self._prompt_steps(r, to_compute, alone, contended=False) - 1 if to_compute else 0
         return prompt + r.target - r.sampled
 
     def _prompt_steps(self, r: Request, tokens: int, step: StepView, contended: bool) -> int:

@@ -161,7 +161,8 @@ class Planner:
                 d.plan.held_back_by = "seats"
                 return
         decodes = len(d.plan.decodes) * self._per_decode
-        view = StepView(d.plan.now, self._limits.max_num_batched_tokens, decodes, running.load, d.due)
+        budget, crowd = self._limits.max_num_batched_tokens, self._crowd()
+        view = StepView(d.plan.now, budget, decodes, running.load, d.due, crowd)
         d.prefill_left = min(d.left, self._prompt_tokens(view, d.settled))
         unfinished: list[Request] = []
         if running.prefilling:
@@ -187,6 +188,11 @@ class Planner:
                 d.plan.held_back_by = "chunk size"
             elif len(self._queue):
                 d.plan.held_back_by = "prefill budget"
+
+    def _crowd(self) -> int | None:
+        """`StepView.crowd`, as far as is known: the head that was last found to lack memory waits still."""
+        lacks_memory = self._blocked is not None and self._blocked[0] in self._queue
+        return sum(r.known_tokens for r in self._running.prefilling) if lacks_memory else None
 
     def _prompt_tokens(self, step: StepView, settled: Settled | None) -> int:
         """Prompt tokens that the budget gives; it need not be asked again for the step it was settled for."""

@@ -58,6 +58,8 @@ class StepView(NamedTuple):
     load:    what was promised to those who decode, and the KV tokens that their step reads
     due:     prompt tokens after which the step had better end, so that promised first tokens come in time; None
              where it may be full
+    crowd:   tokens of the unfinished prompts, all of which hold memory, where the first who waits lacks it; None where
+             it does not
     """
 
     now: float
@@ -65,6 +67,7 @@ class StepView(NamedTuple):
     decodes: int
     load: DecodeLoad = NOBODY
     due: int | None = None
+    crowd: int | None = None
 
 
 class Settled(NamedTuple):

@@ -28,6 +28,15 @@ class AdaptiveBudget:
     than whoever was, take turns: everybody decodes at least once in `max_stride` steps, and no more rarely
     than the limit asks for. `max_stride` 1 is no turns.
 
+    Where the first who waits lacks memory, prompts that were promised nothing come one after the other, and fill a
+    step up to that n at which a token costs the fewest token-seconds of memory:
+
+        (crowd * step(n) + context * (step(n) - step(0))) / n
+
+    with `crowd` tokens held for unfinished prompts and `context` by decodes, who all wait for the step. So chunks are
+    small while decodes hold the memory, and large once prompts do, or where a step has no idle compute to fill: there
+    step(n) is a straight line. Promised prompts count in n; beside large ones each of the others gets one token.
+
     Bad at throughput where promises are tight: small chunks use a GPU badly, and so do small batches.
     As right as the step model in the context. `max_chunk` is that of `FixedBudget`, and so is `share`, for prompts
     that were promised nothing: where a first token is due, two halves would both be late. A step ends early where a
@@ -52,10 +61,26 @@ class AdaptiveBudget:
     def chunk(
         self, r: RequestView, remaining: int, left: int, step: StepView, contended: bool, ctx: PolicyContext
     ) -> int:
-        if r.slo is not NO_SLO:
-            return share_of(remaining, left, remaining, 1.0, self.max_chunk)
-        whole = self.tokens(step, ctx) if contended else remaining
-        return share_of(remaining, left, whole, self.share, self.max_chunk)
+        whole, share = remaining, 1.0
+        if r.slo is NO_SLO and step.crowd is not None:
+            most = max(1, self.tokens(step, ctx))
+            left = max(1, left - most + self._sparing(most, max(step.crowd, remaining), step, ctx))
+        elif r.slo is NO_SLO and contended:
+            whole, share = self.tokens(step, ctx), self.share
+        return share_of(remaining, left, whole, share, self.max_chunk)
+
+    def _sparing(self, most: int, crowd: int, step: StepView, ctx: PolicyContext) -> int:
+        """Prompt tokens of a step, `most` or halves of that, that cost the least memory each while others want it."""
+        sizes, context = [most], step.load.context
+        while sizes[-1] >= 2 * self.floor:
+            sizes.append(sizes[-1] // 2)
+        alone = ctx.step_time.step(0, step.decodes, context)
+
+        def price(n: int) -> float:
+            seconds = ctx.step_time.step(n, step.decodes, context)
+            return (crowd * seconds + context * (seconds - alone)) / n
+
+        return min(sizes, key=price)
 
     def decode_tokens(self, step: StepView, ctx: PolicyContext) -> int:
         limit = self._limit(step, ctx)
