@@ -47,7 +47,7 @@ from tidegate.simulate.workload import WorkloadRequest
 ROUNDS = 5
 CALIBRATION = "calibration"
 MODEL = find_model("smollm2-135m")
-CORE = replace(find_hardware("cpu"), name="zen5-core", peak_flops=0.45e12, memory_bandwidth=36e9)
+CORE = replace(find_hardware("cpu"), name="amx-core", peak_flops=1.2e12, memory_bandwidth=14e9)
 """What a calibration starts from: one core of the machine, as torch's bfloat16 products and copies measure it."""
 BLOCK = 16
 """Tokens of a KV block."""
@@ -73,13 +73,13 @@ class Load:
 
 
 LOADS = {
-    CALIBRATION: Load(("gamma:rate=6,cv=2,count=1000,prompt=lognormal:50:0.9:440,output=8..40",), "fcfs"),
-    "short": Load(("poisson:rate=9,count=1000,prompt=lognormal:32:0.6:160,output=exponential:20:80",), "sjf"),
-    "long": Load(("poisson:rate=6,count=1000,prompt=50..150,output=8..16",), "vllm-v1"),
+    CALIBRATION: Load(("gamma:rate=8,cv=2,count=1000,prompt=lognormal:50:0.9:440,output=8..40",), "fcfs"),
+    "short": Load(("poisson:rate=12,count=1000,prompt=lognormal:32:0.6:160,output=exponential:20:80",), "sjf"),
+    "long": Load(("poisson:rate=8,count=1000,prompt=50..150,output=8..16",), "vllm-v1"),
     "queue": Load(
         (
-            "poisson:rate=4,count=600,prompt=24..72,output=12..36,interactive",
-            "onoff:rate=16,on=8s,off=36s,count=400,prompt=20..60,output=16..48,batch",
+            "poisson:rate=5,count=600,prompt=24..72,output=12..36,interactive",
+            "onoff:rate=20,on=8s,off=32s,count=400,prompt=20..60,output=16..48,batch",
         ),
         "joint",
     ),
