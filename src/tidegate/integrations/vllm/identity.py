@@ -23,6 +23,9 @@ PROMISES = {"slo_ttft_ms": "ttft", "slo_tpot_ms": "tpot", "slo_e2e_ms": "e2e"}
 TTL = "queue_ttl_ms"
 """The extra argument that says how long a request may wait to begin."""
 
+CLAIMS = frozenset({"slo_class", "service_tier", "tenant", *PROMISES, TTL})
+"""All extra arguments that are claims."""
+
 _AUTO = ("auto", "default")
 
 
