@@ -16,7 +16,7 @@ from tidegate.gateway.door import Door
 from tidegate.gateway.front import Reply, Request
 from tidegate.gateway.http1 import end_to_end
 from tidegate.gateway.job import Job
-from tidegate.gateway.lookin import NOTHING, Body, look_in
+from tidegate.gateway.lookin import NOTHING, Body, all_text, look_in
 from tidegate.gateway.proxy import End, Proxy
 from tidegate.gateway.trace import traced
 from tidegate.routing.text_blocks import BytesPerToken, text_blocks
@@ -154,7 +154,7 @@ class Gateway:
 
         def ended(end: End) -> None:
             charge.settle(_used(end, job, charge.tokens), self._loop.time())
-            if end.prompt_tokens is not None:
+            if end.prompt_tokens is not None and all_text(text):
                 per_token.observe(text_bytes, end.prompt_tokens)
 
         await self._proxy.serve(job, reply, ended)

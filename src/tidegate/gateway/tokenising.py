@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from tidegate.gateway.attempt import How
+from tidegate.gateway.bounded import read_whole
 from tidegate.gateway.discovery import Wanted
 from tidegate.gateway.job import Job
 from tidegate.gateway.lookin import look_in
@@ -88,6 +89,6 @@ class Tokenising:
         headers = {} if engine.api_key is None else {"Authorization": f"Bearer {engine.api_key}"}
         async with http.post(f"{engine.url}/tokenize", json=body, headers=headers, allow_redirects=False) as answer:
             answer.raise_for_status()
-            tokens = json.loads(await answer.content.read(MAX_BYTES))["tokens"]
+            tokens = json.loads(await read_whole(answer, MAX_BYTES))["tokens"]
         said = look_in(job.body)
         self._index.tokenised(job.view, tokens, sum(map(len, said.text)), said.cache_salt or "")
