@@ -104,7 +104,7 @@ async def test_other_paths_are_not_read():
     assert json.loads(got["body"]) == {"user": "ann"}
 
 
-@pytest.mark.parametrize("value", [b"soon", b"-1", b"0", b"nan", b"inf"])
+@pytest.mark.parametrize("value", [b"soon", b"-1", b"0", b"nan", b"inf", b"1e-323", b"1_0"])
 async def test_a_promise_that_is_no_time_is_refused(value):
     got, answer = await send({"prompt": "x"}, [(b"x-slo-e2e-ms", value)])
     assert not got
@@ -159,6 +159,7 @@ def test_tenants():
         {"tenant": 3},
         {"queue_ttl_ms": "x"},
         {"slo_ttft_ms": 10**400},
+        {"slo_ttft_ms": 1e-323},
         {"slo_ttft_ms": [1.0]},
     ],
 )

@@ -6,7 +6,9 @@ import asyncio
 import json
 import re
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from enum import StrEnum
+from time import time
 from typing import Protocol
 
 from tidegate.api.errors import ApiError
@@ -279,6 +281,11 @@ class Attempt:
 
 
 def _retry_after(headers: Headers) -> float | None:
-    """Seconds of a Retry-After; dates are not looked at."""
+    """Seconds of a Retry-After, which may be a date; None where there is none that anybody understands."""
     value = next((v for n, v in headers if n == b"retry-after"), b"")
-    return float(value) if value.isdigit() else None
+    if value.isdigit():
+        return float(value)
+    try:
+        return max(0.0, parsedate_to_datetime(value.decode("latin-1")).timestamp() - time())
+    except (ValueError, OverflowError):
+        return None
