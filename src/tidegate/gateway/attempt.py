@@ -25,8 +25,8 @@ _USAGE = re.compile(rb'"(prompt|completion)_tokens"\s*:\s*(\d{1,9})')
 _COUNTED = b'_tokens"'  # a cheap sign of it
 _CUT = 64  # bytes: what of a count may lie before a cut
 _EVENT = b"\ndata:"  # JSON has no bare newline, so this is never text
-_ERROR = b'{"error"'
-_ERROR_EVENT = re.compile(rb'\ndata: ?\{"error"')
+_ERROR = b'{"error":'  # found faster than without the colon
+_ERROR_EVENT = re.compile(rb'\ndata: ?\{"error":')
 _ENDS = (b"\n\n", b"\r\n\r\n")
 _ENDS_IN_CHUNK = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 
