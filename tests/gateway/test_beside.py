@@ -75,6 +75,15 @@ async def test_a_new_configuration_drops_no_stream_and_holds_for_what_comes() ->
         assert (await running.stream()).complete
 
 
+async def test_seats_that_are_no_longer_said_are_not_known_any_more() -> None:
+    async with backends(1) as behind, gateway(behind) as running:
+        (replica,) = running.service.fleet
+        for seats in (4, 1, None):
+            one = replicas(*behind)[0] | ({"seats": seats} if seats else {})
+            running.service.apply(resolve({"gateway": {"route": "least-loaded", "replicas": [one]}}))
+            assert replica.view.seats == seats
+
+
 async def test_a_configuration_that_cannot_hold_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     async with backends(2) as behind, gateway(behind[:1]) as running:

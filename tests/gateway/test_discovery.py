@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tidegate.config import GatewayConfig, ReplicaConfig, resolve
-from tidegate.errors import ConfigError
+from tidegate.errors import ConfigError, MissingExtra
 from tidegate.gateway.discovery import Discovery, Wanted, listed, wanted
 
 
@@ -56,6 +56,17 @@ def test_a_list_is_told_at_once_with_the_keys_of_the_environment() -> None:
     assert "sk-1" not in repr(told.all)
     with pytest.raises(ConfigError, match="the engine a:1 wants the key in ENGINE_KEY, which is not set"):
         Discovery(gateway(replicas=replicas, pools=pools), told, {}).tell()
+
+
+def test_a_key_comes_without_the_newline_that_secrets_end_with() -> None:
+    one = ReplicaConfig(url="http://a:1", api_key_env="ENGINE_KEY")
+    assert wanted(one, {"ENGINE_KEY": " sk-1\r\n"}).api_key == "sk-1"
+    with pytest.raises(ConfigError, match="wants the key in ENGINE_KEY, which is not set"):
+        wanted(one, {"ENGINE_KEY": "\n"})
+    for key in ("sk-1\nx: y", "sk 1", "ключ", "sk-1\0"):
+        with pytest.raises(ConfigError, match="wants the key in ENGINE_KEY, which must be visible ASCII") as fault:
+            wanted(one, {"ENGINE_KEY": key})
+        assert key not in str(fault.value)
 
 
 @pytest.mark.parametrize(
@@ -112,12 +123,42 @@ async def test_a_file_is_followed_and_a_broken_one_keeps_the_last(
     assert len(caplog.records) == 1
     assert "the 2 engines it named last are kept" in caplog.text
     path.unlink()
+    await until(lambda: len(caplog.records) == 2)  # another reason
     await asyncio.sleep(0.05)
-    assert len(caplog.records) == 1
+    assert len(caplog.records) == 2
     rewrite(path, text(3))
     await until(lambda: told.names == ["fixed:9", "a:3"])
     rewrite(path, "{ broken")
-    await until(lambda: len(caplog.records) == 2)
+    await until(lambda: len(caplog.records) == 3)
+    task.cancel()
+
+
+async def test_engines_that_cannot_be_had_end_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One may want a package that is not installed: those from before stay, until the file says what can be had."""
+    path = tmp_path / "engines.json"
+    told = Told()
+
+    def update(found: Sequence[Wanted]) -> None:
+        if any(one.kv_events for one in found):
+            raise MissingExtra("kv_events needs pyzmq")
+        told(found)
+
+    def names(*ports: int, **more: str) -> str:
+        return json.dumps({"replicas": [{"url": f"http://a:{port}", **more} for port in ports]})
+
+    rewrite(path, names(1))
+    source = {"source": "file", "path": str(path), "seconds": 0.01}
+    task = asyncio.create_task(Discovery(gateway(discovery=[source]), update, {}).run())
+    await until(lambda: told.all)
+    rewrite(path, names(2, kv_events="tcp://a:9"))
+    await until(lambda: caplog.records)
+    await asyncio.sleep(0.05)
+    assert [record.message for record in caplog.records] == [
+        "discovery: kv_events needs pyzmq; the engines stay as they were"
+    ]
+    assert told.names == ["a:1"]
+    rewrite(path, names(3))
+    await until(lambda: told.names == ["a:3"])
     task.cancel()
 
 

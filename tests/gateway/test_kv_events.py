@@ -230,6 +230,18 @@ async def test_an_engine_that_began_anew_holds_nothing() -> None:
         await until(lambda: held(index) == 8)
 
 
+async def test_an_engine_that_began_anew_with_larger_blocks_is_exact_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with following() as (engine, index):
+        await engine.publish(prompt(16))
+        await engine.publish(prompt(16))
+        await until(lambda: held(index) == 64)
+        engine.restart()
+        await engine.publish(Stored(names(4), None, TOKENS[: 8 * SIZE], 2 * SIZE))
+        await until(lambda: held(index) == 8 * SIZE)
+        assert index.mode("a") == "exact"
+        assert not caplog.records
+
+
 async def test_what_cannot_be_read_is_a_loss_and_no_end(caplog: pytest.LogCaptureFixture) -> None:
     async with following(replay=False) as (engine, index):
         await engine.publish(prompt(16))

@@ -84,6 +84,24 @@ async def test_a_replica_that_is_gone_takes_its_labels_along() -> None:
         assert "backend-0" not in names
 
 
+async def test_of_two_replicas_with_one_name_the_one_that_stays_shows() -> None:
+    """One at another address took its name; the old one has a stream of ours to finish."""
+    async with backends(2) as behind:
+        behind[0].mode = "stall"
+        replicas = [[{"name": "one", "url": one.url}] for one in behind]
+        async with gateway([], replicas=replicas[0]) as running:
+            streaming = asyncio.create_task(running.stream())
+            while not running.ends.first_tokens:
+                await asyncio.sleep(0.005)
+            running.service.apply(resolve({"gateway": {"route": "least-loaded", "replicas": replicas[1]}}))
+            told = await read(running)
+            assert told["outstanding", ("one",)] == 0
+            assert told["replica_state", ("one", "draining")] == 0
+            assert told["replica_state", ("one", "closed")] == 1
+            behind[0].kill()
+            await streaming
+
+
 def test_what_clients_send_makes_no_labels_without_end() -> None:
     classes: dict[str, Any] = {f"class-{i}": {} for i in range(50)}
     metrics = GatewayMetrics(resolve({"classes": classes, "server": {"tenant_labels": 5}}))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
 
 import pytest
 
@@ -17,11 +20,11 @@ HI = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
 
 
 @asynccontextmanager
-async def before(answer: bytes) -> AsyncIterator[Running]:
+async def before(answer: bytes, **options: Any) -> AsyncIterator[Running]:
     """A gateway before an engine that answers everything with these bytes and closes."""
     async with served(lambda path, head: page("", "404 Not Found") if path == "/metrics" else answer) as engine:
         odd = Backend("odd", port=int(engine.url.rpartition(":")[2]))
-        async with gateway([odd]) as running:
+        async with gateway([odd], **options) as running:
             yield running
 
 
@@ -70,6 +73,24 @@ async def test_what_is_no_answer_is_a_failure_in_words(answer: bytes, caplog: py
         assert b"no engine could answer" in body
         assert set(running.ends.failures["odd"]) == {"reset"}
         assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("said", "how"),
+    [
+        (format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True), "turned_away"),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", "turned_away"),
+        ("Wed, 21 Oct 99999999 07:28:00 GMT", "error"),
+        ("soon", "error"),
+    ],
+    ids=["to come", "past", "beyond", "no date"],
+)
+async def test_when_to_come_back_may_be_a_date(said: str, how: str) -> None:
+    busy = f"HTTP/1.1 503 Busy\r\nretry-after: {said}\r\ncontent-length: 0\r\n\r\n".encode()
+    async with before(busy, hold_seconds=0.1) as running:
+        head, _, _ = await ask(running)
+        assert head.startswith(b"HTTP/1.1 503")
+        assert set(running.ends.failures["odd"]) == {how}
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tidegate.api.identity import Claim
 from tidegate.core.slo import Slo
-from tidegate.gateway.passing_on import pass_on
+from tidegate.gateway.passing_on import CLAIMS, pass_on
+from tidegate.integrations.vllm import identity
 
 CLAIM = Claim("acme", "batch", 10, Slo(ttft=0.25, e2e=30.0), None)
 SENT = [(b"content-type", b"application/json"), (b"x-tenant", b"forged"), (b"x-slo-class", b"interactive")]
@@ -53,6 +54,9 @@ def test_extra_arguments_of_vllm_keep_the_clients_own() -> None:
     _, body = pass_on("vllm", CLAIM, SENT, b'{"prompt":"x","vllm_xargs":{"mine":1,"tenant":"forged"}}', "xargs")
     told = {"mine": 1, "slo_class": "batch", "tenant": "acme", "slo_ttft_ms": 250.0, "slo_e2e_ms": 30000.0}
     assert json.loads(body)["vllm_xargs"] == told
+    claims = dict.fromkeys(CLAIMS, 1)  # what a key may not ask for is not got by this way either
+    forged = json.dumps({"prompt": "x", "vllm_xargs": {"mine": 1, **claims}}).encode()
+    assert json.loads(pass_on("vllm", CLAIM, SENT, forged, "xargs")[1])["vllm_xargs"] == told
     odd = b'{"vllm_xargs": 3}'
     assert pass_on("vllm", CLAIM, SENT, odd, "xargs")[1] is odd
 
@@ -67,7 +71,30 @@ def test_what_is_no_object_passes_as_it_is(body: bytes) -> None:
 def test_no_tenant_breaks_out_of_its_header(tenant: str) -> None:
     headers, _ = pass_on("vllm", Claim(tenant, "batch", 10, Slo(), None), [], b"")
     value = dict(headers)[b"x-tenant"]
-    assert not set(value) & set(b"\r\n\0")
+    assert value.decode() == value.decode().strip()
+    assert value.decode().isprintable()
+    assert len(value) <= 256
+
+
+@given(st.text(max_size=60), st.text(max_size=60))
+@example("北京", "上海")
+@example("é", "%C3%A9")
+@example(" a", "a")
+@example("北" * 60 + "京", "北" * 60 + "海")
+def test_no_two_tenants_become_one(one: str, other: str) -> None:
+    (first, second) = (dict(pass_on("vllm", Claim(t, "batch", 10, Slo(), None), [], b"")[0]) for t in (one, other))
+    assert (first[b"x-tenant"] == second[b"x-tenant"]) == (one == other)
+
+
+def test_a_tenant_of_printable_ascii_is_called_what_it_is() -> None:
+    headers, _ = pass_on("vllm", Claim("Acme & Sons, 7", "batch", 10, Slo(), None), [], b"")
+    assert dict(headers)[b"x-tenant"] == b"Acme & Sons, 7"
+    headers, _ = pass_on("vllm", Claim("北 1", "batch", 10, Slo(), None), [], b"")
+    assert dict(headers)[b"x-tenant"] == b"%E5%8C%97 1"
+
+
+def test_the_engines_own_list_of_claims_is_the_same() -> None:
+    assert CLAIMS == identity.CLAIMS
 
 
 @settings(max_examples=50)

@@ -127,6 +127,12 @@ def test_mistakes_are_told_in_one_sentence(tmp_path: Path, gateway: dict[str, An
     assert "secret" not in str(fault.value)
 
 
+@pytest.mark.parametrize("name", ["срочно", " urgent", "a\tb"])
+def test_a_class_that_no_header_can_name_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="a gateway names classes in a header, which carries only printable ASCII"):
+        load(written(tmp_path, {"gateway": {"replicas": [ENGINE]}, "classes": {name: {"priority": 1}}}))
+
+
 def test_lengths_that_only_a_simulation_knows_are_refused(tmp_path: Path) -> None:
     raw = {"gateway": {"replicas": [ENGINE]}, "predictor": {"kind": "oracle"}}
     with pytest.raises(ConfigError, match="only in a simulation"):

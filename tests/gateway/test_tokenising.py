@@ -77,6 +77,20 @@ async def test_the_text_of_a_prompt_is_found_in_what_the_engine_told() -> None:
     assert "a" in held.exact
 
 
+async def test_the_tokens_of_a_long_prompt_come_in_many_parts() -> None:
+    """More than one read brings, and no more than is read in all."""
+    index, tokens = told(), list(range(100_000, 300_000))
+    answers = [page(json.dumps({"tokens": tokens}) + " " * 16 * 2**20), page(json.dumps({"tokens": tokens}))]
+    async with served(lambda path, head: answers.pop(0)) as engine:
+        with tokenising(index, Wanted("a", engine.url, kv_events="tcp://a:1")) as observer:
+            observer.sent(asked(), A, 1, 0.0)
+            await until(lambda: len(engine.asked) == 1)
+            await asyncio.sleep(0.05)
+            assert index.untranslated(asked().view)
+            observer.sent(asked(), A, 1, 0.0)
+            await until(lambda: not index.untranslated(asked().view))
+
+
 async def test_nobody_is_asked_where_it_does_not_help() -> None:
     async with served(lambda path, head: page("{}")) as engine:
         told_nothing, index = PrefixIndex(1000), told()

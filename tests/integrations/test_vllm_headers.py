@@ -74,6 +74,16 @@ async def test_a_client_does_not_outbid_the_class_that_a_gateway_set():
     assert got["body"] == json.dumps(body).encode()
 
 
+async def test_beside_a_class_that_a_gateway_set_a_client_claims_nothing():
+    """What the gateway judged it may not have, it does not get by another way."""
+    claims = {"slo_ttft_ms": 1, "slo_tpot_ms": 1, "slo_e2e_ms": 5, "queue_ttl_ms": 9e9, "service_tier": "fast"}
+    body = {"prompt": "x", "vllm_xargs": {**claims, "slo_class": "interactive", "tenant": "other", "mine": 1}}
+    got, _ = await send(body, [(b"x-slo-class", b"batch"), (b"x-tenant", b"acme"), (b"x-slo-ttft-ms", b"900")])
+    assert json.loads(got["body"])["vllm_xargs"] == {
+        "slo_class": "batch", "tenant": "acme", "slo_ttft_ms": 900.0, "mine": 1,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -94,7 +104,7 @@ async def test_other_paths_are_not_read():
     assert json.loads(got["body"]) == {"user": "ann"}
 
 
-@pytest.mark.parametrize("value", [b"soon", b"-1", b"0", b"nan", b"inf"])
+@pytest.mark.parametrize("value", [b"soon", b"-1", b"0", b"nan", b"inf", b"1e-323", b"1_0"])
 async def test_a_promise_that_is_no_time_is_refused(value):
     got, answer = await send({"prompt": "x"}, [(b"x-slo-e2e-ms", value)])
     assert not got
@@ -149,6 +159,7 @@ def test_tenants():
         {"tenant": 3},
         {"queue_ttl_ms": "x"},
         {"slo_ttft_ms": 10**400},
+        {"slo_ttft_ms": 1e-323},
         {"slo_ttft_ms": [1.0]},
     ],
 )

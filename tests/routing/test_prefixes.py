@@ -220,6 +220,21 @@ def test_another_block_size_is_estimated() -> None:
     assert index.held(r).tokens["z"] == 96
 
 
+def test_a_size_that_nobody_tells_any_more_makes_way_for_another() -> None:
+    """An engine that began anew with larger blocks is known exactly again, whoever noticed that it ended."""
+    index, r, ids = indexed()
+    index.tokenised(r, ids, 3 * BLOCK_BYTES)
+    index.cleared("x")
+    index.stored("x", range(12), None, ids, 8)
+    assert index.mode("x") == "exact"
+    assert index.untranslated(r)
+    index.tokenised(r, ids, 3 * BLOCK_BYTES)
+    assert index.held(r) == ({"x": 96, "y": 96}, frozenset({"x"}))
+    index.lost("x")
+    index.stored("z", range(6), None, ids, 16)
+    assert index.mode("z") == "exact"
+
+
 def test_a_choice_says_how_each_candidate_is_known_and_exact_knowledge_decides() -> None:
     chooser, there, ids = route("joint"), replicas(2), list(range(96))
     r = request(96, (1, 2, 3))._replace(block_tokens=32)

@@ -176,14 +176,20 @@ def _promise(slo: Slo, headers: Mapping[str, str]) -> Slo:
         text = headers.get(header)
         if text is None:
             continue
-        try:
-            milliseconds = float(text)
-        except ValueError:
-            milliseconds = 0.0
-        if not (isfinite(milliseconds) and milliseconds > 0):
+        own[name] = _seconds(text)
+        if own[name] <= 0:
             raise ApiError(400, f"{header} must be a number of milliseconds above 0, not {text!r}", param=header)
-        own[name] = milliseconds / 1000
     return replace(slo, **own) if own else slo
+
+
+def _seconds(text: str) -> float:
+    """A number of milliseconds in seconds; 0 for what is none, or is too small to be one."""
+    try:
+        seconds = float(text) / 1000
+    except ValueError:
+        return 0.0
+    written_so = text.isascii() and "_" not in text  # Python reads more than others would
+    return seconds if written_so and isfinite(seconds) else 0.0
 
 
 def _check_no_tighter(slo: Slo, slo_class: SloClass) -> None:

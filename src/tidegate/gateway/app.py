@@ -16,7 +16,7 @@ from tidegate.gateway.door import Door
 from tidegate.gateway.front import Reply, Request
 from tidegate.gateway.http1 import end_to_end
 from tidegate.gateway.job import Job
-from tidegate.gateway.lookin import NOTHING, Body, look_in
+from tidegate.gateway.lookin import NOTHING, Body, all_text, look_in
 from tidegate.gateway.proxy import End, Proxy
 from tidegate.gateway.trace import traced
 from tidegate.routing.text_blocks import BytesPerToken, text_blocks
@@ -26,6 +26,8 @@ _METHODS = frozenset({"GET", "POST", "DELETE"})
 _GENERATION = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses"})
 # The client's key is for the gateway, and its name for a request stands beside the gateway's own.
 _NOT_PASSED_ON = frozenset({b"authorization", b"x-api-key", b"cookie", b"x-request-id"})
+# Nor are compressed streams asked for: their tokens could not be counted.
+_NOT_OF_GENERATIONS = _NOT_PASSED_ON | {b"accept-encoding"}
 _MODELS = 64  # whose bytes a token are learned
 _NOTHING_DONE = frozenset({How.REFUSED, How.TURNED_AWAY, How.UNREACHABLE, How.RESET, How.NO_FIRST_TOKEN})
 _TYPICAL_OUTPUTS = 256  # tokens counted against a rate where the client does not bound them
@@ -122,6 +124,7 @@ class Gateway:
         text = body.text
         text_bytes = sum(map(len, text))
         model = body.model or ""
+        without = _NOT_OF_GENERATIONS if _generates(request) else _NOT_PASSED_ON
         per_token = self._bytes_per_token_of(model)
         begin = self._random if self.config.traces == "create" else None
         view = RouteView(
@@ -141,7 +144,7 @@ class Gateway:
             self._loop.time(),
             request.method,
             request.target,
-            traced(end_to_end(request.headers, _NOT_PASSED_ON), begin),
+            traced(end_to_end(request.headers, without), begin),
             request.body,
             bool(body.stream),
             body.outputs,
@@ -151,7 +154,7 @@ class Gateway:
 
         def ended(end: End) -> None:
             charge.settle(_used(end, job, charge.tokens), self._loop.time())
-            if end.prompt_tokens is not None:
+            if end.prompt_tokens is not None and all_text(text):
                 per_token.observe(text_bytes, end.prompt_tokens)
 
         await self._proxy.serve(job, reply, ended)
@@ -176,10 +179,14 @@ class Gateway:
         return known
 
 
+def _generates(request: Request) -> bool:
+    """Whether tokens are asked for, in a path as engines read it."""
+    return unquote(request.path).rstrip("/") in _GENERATION
+
+
 def _says(request: Request) -> Body:
     """What the body says; nothing where it is not for us to understand."""
-    generates = unquote(request.path).rstrip("/") in _GENERATION  # as engines read it
-    if generates and request.method == "POST":
+    if _generates(request) and request.method == "POST":
         return look_in(request.body)
     if not request.body:
         return NOTHING

@@ -6,7 +6,9 @@ import asyncio
 import json
 import re
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from enum import StrEnum
+from time import time
 from typing import Protocol
 
 from tidegate.api.errors import ApiError
@@ -20,7 +22,13 @@ _TURNS_AWAY = frozenset({429, 503})
 _BROKEN = frozenset({502, 504})  # a proxy before the engine found nobody
 _TOLD_AT_ONCE = 8  # tokens: telling each alone would cost as much as passing it on
 _USAGE = re.compile(rb'"(prompt|completion)_tokens"\s*:\s*(\d{1,9})')
-_ERROR_EVENT = b'data: {"error"'
+_COUNTED = b'_tokens"'  # a cheap sign of it
+_CUT = 64  # bytes: what of a count may lie before a cut
+_EVENT = b"\ndata:"  # JSON has no bare newline, so this is never text
+_ERROR = b'{"error":'  # found faster than without the colon
+_ERROR_EVENT = re.compile(rb'\ndata: ?\{"error":')
+_ENDS = (b"\n\n", b"\r\n\r\n")
+_ENDS_IN_CHUNK = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 
 
 class How(StrEnum):
@@ -80,7 +88,7 @@ class Attempt:
 
     how:     how it ended; None before
     refusal: what the engine said where it turned the request away
-    usage:   tokens that the engine counted, by "prompt" and "completion"
+    usage:   tokens that the engine counted, by "prompt" and "completion", as it said last
     """
 
     def __init__(self, reply: Reply, progress: Progress, deadlines: Deadlines, loop: asyncio.AbstractEventLoop) -> None:
@@ -95,7 +103,8 @@ class Attempt:
         self._plain = False
         self._error_seen = False
         self._untold = 0
-        self._tail = b""
+        self._tail = b"\n"
+        self._between = False  # events: one has just ended
         self._last = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self.how: How | None = None
@@ -165,17 +174,22 @@ class Attempt:
             self._reply.start(*self._head)
             if self._events:
                 self._progress.first_token(now)
-        self._note(data)
-        self._tail = data
+        seen = self._tail + data
+        if self._events:
+            self._note(seen, seen.count(_EVENT) - self._tail.count(_EVENT))
+        if _COUNTED in seen:
+            self.usage |= {kind.decode(): int(n) for kind, n in _USAGE.findall(seen)}
+        self._tail = seen[-_CUT:]
+        self._between = self._events and seen.endswith(_ENDS)
         self._reply.write(data)
 
     def chunk(self, data: bytes) -> None:
-        if self.refusal is not None or not self._reply.started:
+        if not self._between or _COUNTED in data or not data.endswith(_ENDS_IN_CHUNK):
             self.data(without_frame(data))
             return
+        # Whole events that count nothing, as almost all of a stream: no cut of theirs has to be mended.
         self._last = self._time()
-        self._note(data)
-        self._tail = data[:-2]
+        self._note(data, data.count(_EVENT))
         self._reply.write_chunk(data)
 
     def ended(self) -> None:
@@ -185,8 +199,6 @@ class Attempt:
             return
         if not self._reply.started:
             self._reply.start(status, self._head[1], 0)
-        else:
-            self.usage = {kind.decode(): int(n) for kind, n in _USAGE.findall(self._tail)}
         self._reply.end()
         if self._error_seen or status >= 500:
             self._now(How.ERROR, "it told an error in the stream" if self._error_seen else f"it answered {status}")
@@ -203,14 +215,13 @@ class Attempt:
 
     # What else may happen.
 
-    def _note(self, data: bytes) -> None:
-        """Something of the body came, in one chunk's framing or without."""
-        if self._events:
-            self._untold += data.count(b"data: ")
-            if self._untold >= _TOLD_AT_ONCE:
-                self._tell_tokens()
-            if _ERROR_EVENT in data:
-                self._error_seen = True
+    def _note(self, seen: bytes, events: int) -> None:
+        """So many events came, with a newline before each, in one chunk's framing or without."""
+        self._untold += events
+        if self._untold >= _TOLD_AT_ONCE:
+            self._tell_tokens()
+        if _ERROR in seen and _ERROR_EVENT.search(seen):
+            self._error_seen = True
 
     def _resume(self) -> None:
         self._last = self._time()  # while the client did not read, nothing could come
@@ -244,7 +255,7 @@ class Attempt:
         """End an answer that has begun: with an error where it is a stream of plain events, else so that it shows."""
         if self._events and self._plain:
             error = ApiError(502, f"the answer was broken off: {reason}", code=how.value)
-            separator = b"" if self._tail.endswith((b"\n\n", b"\r\n\r\n")) else b"\n\n"
+            separator = b"" if self._between else b"\n\n"
             self._reply.end(separator + b"data: " + json.dumps(error.body).encode() + b"\n\n")
         else:
             self._reply.break_off()
@@ -270,6 +281,11 @@ class Attempt:
 
 
 def _retry_after(headers: Headers) -> float | None:
-    """Seconds of a Retry-After; dates are not looked at."""
+    """Seconds of a Retry-After, which may be a date; None where there is none that anybody understands."""
     value = next((v for n, v in headers if n == b"retry-after"), b"")
-    return float(value) if value.isdigit() else None
+    if value.isdigit():
+        return float(value)
+    try:
+        return max(0.0, parsedate_to_datetime(value.decode("latin-1")).timestamp() - time())
+    except (ValueError, OverflowError):
+        return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import socket
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from tidegate.config import DiscoveryConfig, GatewayConfig, ReplicaConfig
 from tidegate.config.gateway import Kind, PassClass
 from tidegate.config.sentences import sentence
 from tidegate.config.values import SECTION
-from tidegate.errors import ConfigError
+from tidegate.errors import ConfigError, InputError
 
 MAX_REPLICAS = 1000
 """Engines of one source; what is more is a mistake, or an attack on whoever answers for the name."""
@@ -53,13 +54,18 @@ class Wanted:
 
 
 def wanted(said: ReplicaConfig, environ: Mapping[str, str]) -> Wanted:
-    """Raises ConfigError if the environment lacks its key."""
+    """Raises ConfigError if the environment lacks its key, or holds one that no header can carry."""
     name = said.called
     key = None
     if said.api_key_env is not None:
-        key = environ.get(said.api_key_env)
+        key = environ.get(said.api_key_env, "").strip()  # secrets from files end with a newline
         if not key:
             raise ConfigError(f"the engine {name} wants the key in {said.api_key_env}, which is not set")
+        if not re.fullmatch(r"[!-~]+", key):
+            raise ConfigError(
+                f"the engine {name} wants the key in {said.api_key_env}, which must be visible ASCII without "
+                "spaces: no header can carry another"
+            )
     return Wanted(
         name,
         said.url,
@@ -97,7 +103,8 @@ def listed(text: str, suffix: str) -> tuple[ReplicaConfig, ...]:
 class Discovery:
     """Keeps `update` told of all engines that are wanted, from whatever source. Their keys stand in `environ`.
 
-    A source that cannot be read keeps what it said last, and the log says so once until it can be read again.
+    A source that cannot be read keeps what it said last, and so does everything where `update` refuses what was found;
+    the log says so once for each reason until that is over.
     """
 
     def __init__(
@@ -111,7 +118,8 @@ class Discovery:
         self._environ = environ
         self._found: dict[int, list[Wanted]] = {}
         self._told: list[Wanted] | None = None
-        self._broken: set[int] = set()
+        self._broken: dict[int, str] = {}
+        self._refused = ""
 
     def keep(self, other: Discovery) -> None:
         """Until a source was read, believe what `other` read of the same one."""
@@ -123,7 +131,7 @@ class Discovery:
         """Look again and again, until cancelled. The first look at every source is over before anything is told."""
         sources = list(enumerate(self._gateway.discovery))
         await asyncio.gather(*(self.look(n, source) for n, source in sources))
-        self.tell()
+        self._try_to_tell()
         async with asyncio.TaskGroup() as group:
             for n, source in sources:
                 group.create_task(self._follow(n, source))
@@ -132,7 +140,7 @@ class Discovery:
         while True:
             await asyncio.sleep(source.seconds)
             await self.look(n, source)
-            self.tell()
+            self._try_to_tell()
 
     async def look(self, n: int, source: DiscoveryConfig) -> None:
         """Ask the `n`-th source once."""
@@ -140,24 +148,35 @@ class Discovery:
             found = await (self._by_name(source) if source.source == "dns" else self._in_file(source))
             self._found[n] = found
         except (ConfigError, OSError, ValueError, RecursionError) as e:  # a name that none can be, a file of brackets
-            if n not in self._broken:
+            if self._broken.get(n) != str(e):
                 kept = len(self._found.get(n, ()))
                 where = source.path or source.host
                 _log.warning("discovery: %s: %s; the %d engines it named last are kept", where, e, kept)
-            self._broken.add(n)
+            self._broken[n] = str(e)
         else:
-            self._broken.discard(n)
+            self._broken.pop(n, None)
 
     def tell(self) -> None:
-        """Tell of all engines, if they are others than the last time."""
+        """Tell of all engines, if they are others than the last time. Raises InputError where they cannot be had."""
         names: dict[str, Wanted] = {}
         fixed = [wanted(said, self._environ) for said in self._gateway.replicas]
         for one in (*fixed, *(w for n in sorted(self._found) for w in self._found[n])):
             names.setdefault(one.name, one)
         found = list(names.values())
         if found != self._told:
-            self._told = found
             self._update(found)
+            self._told = found
+
+    def _try_to_tell(self) -> None:
+        """What was found may want what is not there: those who look go on looking."""
+        try:
+            self.tell()
+        except InputError as e:
+            if self._refused != str(e):
+                _log.warning("discovery: %s; the engines stay as they were", e)
+            self._refused = str(e)
+        else:
+            self._refused = ""
 
     async def _by_name(self, source: DiscoveryConfig) -> list[Wanted]:
         """One engine for every address, v4 and v6, in a stable order."""

@@ -15,6 +15,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from tidegate.config.gateway import Kind
+from tidegate.gateway.bounded import read_whole
 from tidegate.gateway.discovery import Wanted
 
 MAX_BYTES = 4 * 2**20
@@ -202,9 +203,5 @@ class Scraper:
         async with self._session.get(f"{wanted.url}/metrics", headers=headers, allow_redirects=False) as answer:
             if answer.status != 200:
                 raise ValueError(f"HTTP {answer.status}")
-            read = bytearray()
-            async for chunk in answer.content.iter_chunked(2**16):
-                read += chunk
-                if len(read) > MAX_BYTES:
-                    raise ValueError(f"more than {MAX_BYTES} bytes")
+            read = await read_whole(answer, MAX_BYTES)
         return read.decode("utf-8", "replace")

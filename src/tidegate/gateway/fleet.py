@@ -91,7 +91,7 @@ class Fleet:
                 self._replicas[name] = Replica(want, view, upstream, want.kind)
             else:
                 known.wanted, known.view.pool = want, want.pool
-                known.view.seats = want.seats or known.view.seats
+                known.view.seats = want.seats
         self._has_room()
 
     def told(self, name: str, facts: EngineFacts) -> None:

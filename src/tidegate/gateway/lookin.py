@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from hashlib import blake2b
 from typing import Annotated
 
 import msgspec
@@ -10,6 +12,8 @@ import msgspec
 from tidegate.api.errors import ApiError
 
 _NONE = msgspec.Raw(b"")
+_EMBEDDED = b";base64,"
+_DATA_URL = re.compile(rb'("data:[^",]{0,256};base64,)([A-Za-z0-9+/=\\]+)')  # some write "/" as "\/"
 # What is reckoned with fits a float and what is remembered is short, whatever a client says; as of the server.
 _Number = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 _Priority = Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)]
@@ -51,9 +55,23 @@ class Body(msgspec.Struct, gc=False):
     @property
     def text(self) -> list[bytes]:
         """What becomes the prompt, in the order in which chat templates lay it out. JSON, without closing brackets:
-        those of a conversation move on with every turn."""
+        those of a conversation move on with every turn. Of images and the like that stand in it a digest is left."""
         parts = (self.tools, self.messages, self.prompt, self.input)
-        return [bytes(part).rstrip(b'"]} \r\n\t') for part in parts if part]
+        return [_without_data(bytes(part)).rstrip(b'"]} \r\n\t') for part in parts if part]
+
+
+def all_text(text: list[bytes]) -> bool:
+    """Whether a body's `text` is all that its prompt is made of, as far as it shows."""
+    return not any(_EMBEDDED in part for part in text)
+
+
+def _without_data(part: bytes) -> bytes:
+    """An image's bytes are no text: what tokens they make, nobody here knows, but it is another prompt with each."""
+    return _DATA_URL.sub(_digest, part) if _EMBEDDED in part else part
+
+
+def _digest(found: re.Match[bytes]) -> bytes:
+    return found[1] + blake2b(found[2], digest_size=16).hexdigest().encode()
 
 
 _decoder = msgspec.json.Decoder(Body)

@@ -105,7 +105,8 @@ class GatewayMetrics:
         for name in self._known - there:
             self._forget(name)
         self._known &= there
-        for replica in fleet:
+        shown = {replica.name: replica for replica in reversed(list(fleet))}  # of two with one name the one that stays
+        for replica in shown.values():
             self._known.add(replica.name)
             self._outstanding.labels(replica.name).set(replica.view.outstanding)
             self._exact.labels(replica.name).set(prefixes.mode(replica.name) == "exact")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Final
+from urllib.parse import quote
 
 import msgspec
 
@@ -15,6 +18,13 @@ Headers = Sequence[tuple[bytes, bytes]]
 OURS: Final = frozenset({b"x-tenant", b"x-slo-class", b"x-slo-ttft-ms", b"x-slo-tpot-ms", b"x-slo-e2e-ms"})
 """Headers that the gateway sets: a client's own were judged at the door, and do not pass beside its verdict."""
 
+CLAIMS: Final = frozenset(
+    {"slo_class", "service_tier", "tenant", "slo_ttft_ms", "slo_tpot_ms", "slo_e2e_ms", "queue_ttl_ms"}
+)
+"""Of `vllm_xargs`, what Tidegate inside vLLM believes: the gateway's alone to say."""
+
+_LONGEST: Final = 256  # characters of a name that engines take
+_NOT_BARE: Final = re.compile(r"[^ -~]|%|^ | $")
 _BY_KIND: Final[dict[Kind, PassClass]] = {"sglang": "nothing", "llama-server": "nothing"}
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -43,7 +53,7 @@ def pass_on(
 def _headers(claim: Claim) -> list[tuple[bytes, bytes]]:
     told = [(b"x-slo-class", claim.slo_class), (b"x-tenant", claim.tenant)]
     told += [(f"x-{name.replace('_', '-')}".encode(), f"{value:g}") for name, value in _promises(claim).items()]
-    return [(name, _latin(value)) for name, value in told]
+    return [(name, _sendable(value)) for name, value in told]
 
 
 def _promises(claim: Claim) -> dict[str, float]:
@@ -53,9 +63,13 @@ def _promises(claim: Claim) -> dict[str, float]:
     return {name: value * 1000 for name, value in promises.items() if value is not None}
 
 
-def _latin(value: str) -> bytes:
-    """A tenant may have come as JSON, with characters that no header can carry."""
-    return value.encode("latin-1", "replace").replace(b"\r", b"?").replace(b"\n", b"?").replace(b"\0", b"?")
+def _sendable(name: str) -> bytes:
+    """A name as a header can carry it, of two names never the same: whatever is no printable ASCII is percent-encoded,
+    and what is too long for engines then ends in its digest."""
+    sent = _NOT_BARE.sub(lambda found: quote(found[0].encode("utf-8", "surrogatepass"), safe=""), name)
+    if len(sent) > _LONGEST:
+        sent = f"{sent[:200]}%{blake2b(name.encode('utf-8', 'surrogatepass'), digest_size=16).hexdigest()}"
+    return sent.encode("ascii")
 
 
 def _with_priority(fields: dict[str, msgspec.Raw], claim: Claim, body: bytes) -> bytes:
@@ -70,5 +84,6 @@ def _with_xargs(fields: dict[str, msgspec.Raw], claim: Claim, body: bytes) -> by
         own = _object.decode(fields.get("vllm_xargs", msgspec.Raw(b"{}")))
     except msgspec.DecodeError:
         return body  # the engine's to refuse
-    told = {**own, "slo_class": claim.slo_class, "tenant": claim.tenant, **_promises(claim)}
+    kept = {name: value for name, value in own.items() if name not in CLAIMS}
+    told = {**kept, "slo_class": claim.slo_class, "tenant": claim.tenant, **_promises(claim)}
     return msgspec.json.encode({**fields, "vllm_xargs": told})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -50,6 +51,11 @@ def load(path: Path | None, overrides: Overrides | None = None) -> Config:
         known = dict.fromkeys(ROUTES)
         raise ConfigError(
             f"gateway.route: unknown route {config.gateway.route!r}{nearest(config.gateway.route, known)}"
+        )
+    unsendable = next((name for name in config.classes if not re.fullmatch(r"[!-~]([ -~]*[!-~])?", name)), None)
+    if unsendable is not None:
+        raise ConfigError(
+            f"classes.{unsendable!r}: a gateway names classes in a header, which carries only printable ASCII"
         )
     if not config.gateway.replicas and not config.gateway.discovery:
         where = path or "no configuration"

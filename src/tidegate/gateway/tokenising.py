@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import aiohttp
+import msgspec
 
 from tidegate.gateway.attempt import How
+from tidegate.gateway.bounded import read_whole
 from tidegate.gateway.discovery import Wanted
 from tidegate.gateway.job import Job
 from tidegate.gateway.lookin import look_in
@@ -35,6 +37,15 @@ _TEXT = ("model", "prompt", "add_special_tokens")
 class Asked(NamedTuple):
     engine: Wanted
     job: Job
+
+
+class Answer(msgspec.Struct, gc=False):
+    """What is read of an answer of /tokenize."""
+
+    tokens: list[int]
+
+
+_answer = msgspec.json.Decoder(Answer)  # a long prompt's are megabytes, and streams wait meanwhile
 
 
 def question(body: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -88,6 +99,6 @@ class Tokenising:
         headers = {} if engine.api_key is None else {"Authorization": f"Bearer {engine.api_key}"}
         async with http.post(f"{engine.url}/tokenize", json=body, headers=headers, allow_redirects=False) as answer:
             answer.raise_for_status()
-            tokens = json.loads(await answer.content.read(MAX_BYTES))["tokens"]
+            tokens = _answer.decode(await read_whole(answer, MAX_BYTES)).tokens
         said = look_in(job.body)
         self._index.tokenised(job.view, tokens, sum(map(len, said.text)), said.cache_salt or "")

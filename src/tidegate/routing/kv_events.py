@@ -65,7 +65,9 @@ class EngineBlocks:
         """
         if len(token_ids) != len(hashes) * block_size or block_size < 1:
             raise ValueError(f"{len(hashes)} blocks of {block_size} tokens were told with {len(token_ids)} token ids")
-        own = self._of.setdefault(replica, _Blocks(block_size))
+        own = self._of.get(replica)
+        if own is None or not own.names:  # it begins, perhaps anew, and perhaps with another size
+            own = self._of[replica] = _Blocks(block_size)
         if own.size != block_size:
             raise ValueError(f"{replica} told of blocks of {own.size} tokens and now of {block_size}")
         before = root(salt) if parent is None else own.names.get(parent)

@@ -82,9 +82,9 @@ class PrefixIndex:
         salt: str = "",
     ) -> None:
         """`replica` holds these blocks; see `EngineBlocks.stored`. Blocks must be as large at all engines that tell;
-        those of another size go on being estimated."""
+        those of another size go on being estimated, until nobody tells of the first one any more."""
         self._engines.stored(replica, hashes, parent, token_ids, block_size, salt)
-        if self._texts is None:
+        if self._texts is None or (self._texts.size != block_size and not self._engines.told(self._texts.size)):
             self._texts = TokenBlocks(block_size)
 
     def removed(self, replica: str, hashes: Sequence[Hashable]) -> None:

@@ -23,6 +23,9 @@ PROMISES = {"slo_ttft_ms": "ttft", "slo_tpot_ms": "tpot", "slo_e2e_ms": "e2e"}
 TTL = "queue_ttl_ms"
 """The extra argument that says how long a request may wait to begin."""
 
+CLAIMS = frozenset({"slo_class", "service_tier", "tenant", *PROMISES, TTL})
+"""All extra arguments that are claims."""
+
 _AUTO = ("auto", "default")
 
 
@@ -87,7 +90,8 @@ def milliseconds(value: Any, name: str) -> float:
         time = float(value)
     except (TypeError, ValueError, OverflowError):
         time = 0.0
-    if not (isfinite(time) and time > 0):
+    written_so = not isinstance(value, str) or (value.isascii() and "_" not in value)  # Python reads more
+    if not (written_so and isfinite(time) and time / 1000 > 0):
         raise BadClaim(f"{name} must be a number of milliseconds above 0, not {value!r}")
     return time
 

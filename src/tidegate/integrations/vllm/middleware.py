@@ -2,7 +2,8 @@
 
 Headers `x-tenant`, `x-slo-ttft-ms`, `x-slo-tpot-ms`, `x-slo-e2e-ms` and `x-slo-class`, and of the body `service_tier`,
 `metadata.slo_class` and `user` (as tenant) become entries of the body's `vllm_xargs`. A header goes before the body: it
-is what a gateway sets, the body what a client sends.
+is what a gateway sets, the body what a client sends; where it says the class, the client's own extra arguments claim
+nothing beside it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
-from tidegate.integrations.vllm.identity import MAX_TENANT, PROMISES, BadClaim, milliseconds
+from tidegate.integrations.vllm.identity import CLAIMS, MAX_TENANT, PROMISES, BadClaim, milliseconds
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -76,9 +77,11 @@ def with_claims(body: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
     fields = {name: value for name, value in said.items() if isinstance(value, str) and value}
     if not fields and not sent:
         return body
-    if "slo_class" in sent:
-        request.pop("priority", None)  # the class says how urgent it is; a client does not outbid a gateway
-    request["vllm_xargs"] = {**fields, **(request.get("vllm_xargs") or {}), **sent}
+    own = request.get("vllm_xargs") or {}
+    if "slo_class" in sent:  # it says how urgent this is, and what was promised: a client does not outbid a gateway
+        request.pop("priority", None)
+        own = {name: value for name, value in own.items() if name not in CLAIMS}
+    request["vllm_xargs"] = {**fields, **own, **sent}
     return json.dumps(request).encode()
 
 
