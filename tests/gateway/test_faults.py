@@ -97,11 +97,37 @@ async def test_an_engine_that_asks_to_come_back_later_gets_nothing_until_then() 
 
 
 async def test_what_all_engines_say_is_passed_on() -> None:
-    async with backends(2, mode="429", retry_after=7) as behind, gateway(behind, hold_seconds=0.1) as running:
+    async with backends(2, mode="429", retry_after=1) as behind, gateway(behind) as running:
         answer = await running.stream()
         assert (answer.status, answer.body) == (429, BUSY)
-        assert answer.headers["retry-after"] == "7"
-        assert len(behind[0].requests) == len(behind[1].requests) == 1
+        assert answer.headers["retry-after"] == "1"
+        assert len(behind[0].requests) == len(behind[1].requests) == 1  # at once: neither was asked again
+
+
+async def test_engines_that_ask_to_come_back_later_are_up_and_others_wait_for_them() -> None:
+    async with backends(1, mode="429", retry_after=1) as behind, gateway(behind, hold_seconds=0.05) as running:
+        assert (await running.stream()).status == 429
+        async with running.http.get(f"{running.url}/health") as health:
+            assert (health.status, await health.json()) == (200, {"status": "ok"})
+        behind[0].mode = "ok"
+        assert (await running.stream()).complete
+
+
+async def test_without_a_breaker_that_is_closed_the_gateway_is_not_well() -> None:
+    async with backends(1, mode="502") as behind, gateway(behind, hold_seconds=0.05) as running:
+        assert (await running.stream()).status == 502
+        async with running.http.get(f"{running.url}/health") as health:
+            assert (health.status, await health.json()) == (503, {"status": "no_engine"})
+
+
+async def test_a_second_try_does_not_leave_an_isolated_pool() -> None:
+    async with backends(2, mode="502") as behind:
+        behind[1].mode = "ok"
+        replicas = [{"name": b.name, "url": b.url, "pool": b.name} for b in behind]
+        pools = {"mode": "isolated", "classes": {"interactive": "backend-0", "batch": "backend-1"}}
+        async with gateway([], replicas=replicas, pools=pools, hold_seconds=0.05) as running:
+            assert (await running.stream()).status == 502
+            assert behind[1].requests == []
 
 
 async def test_without_an_engine_that_answers_the_client_is_told_so() -> None:
