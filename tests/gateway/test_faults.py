@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -180,6 +183,29 @@ async def test_a_hung_engine_loses_its_prefixes() -> None:
         assert (await running.stream(prompt=prompt)).complete
         holder.mode = "ok"
         assert await cached_at(holder.name) == 0
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL])
+async def test_who_has_no_connection_left_to_make_does_not_blame_the_engine(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with backends(1) as behind, gateway(behind) as running:
+        loop = asyncio.get_running_loop()
+        connect: Any = loop.create_connection
+
+        async def none_left(made: Any, host: Any = None, port: Any = None, **given: Any) -> Any:
+            if port == behind[0].port:
+                raise OSError(number, os.strerror(number))
+            return await connect(made, host, port, **given)
+
+        monkeypatch.setattr(loop, "create_connection", none_left)
+        answer = await running.stream()
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert answer.error is not None
+        assert answer.error["code"] == "no_connection"
+        assert not running.ends.failures
+        (replica,) = running.service.fleet
+        assert (replica.view.health.recent_failures(loop.time()), replica.view.outstanding) == (0.0, 0)
 
 
 async def test_a_kept_connection_that_is_closed_under_a_request_is_no_fault() -> None:
