@@ -17,7 +17,10 @@ from tidegate.api.errors import ApiError
 from tidegate.config import Config, resolve
 from tidegate.core.predict import HistoryPredictor
 from tidegate.core.slo import Slo
+from tidegate.gateway.discovery import Wanted
 from tidegate.gateway.dispatch import Dispatch
+from tidegate.gateway.facts import EngineFacts
+from tidegate.gateway.fleet import Fleet
 from tidegate.gateway.job import Job
 from tidegate.routing.choice import Choice
 from tidegate.routing.pools import Pools
@@ -345,6 +348,56 @@ async def test_whoever_waits_too_long_is_told() -> None:
     assert (late.value.status, late.value.code) == (504, "timeout")
     assert held.dispatch.waiting == 1
     held.tasks["waits"].cancel()
+
+
+async def test_whoever_waits_too_long_on_its_second_try_is_told() -> None:
+    raw = {**one_seat(), "classes": {"batch": {"queue_ttl": 0.02}}}
+    held = Held(raw, ReplicaView("a", seats=1))
+    await held.ask(job("runs"))
+    await held.ask(job("late", "batch", arrival=asyncio.get_running_loop().time()), avoid=("a",))
+    async with asyncio.timeout(20):
+        with pytest.raises(ApiError) as late:
+            await held.tasks["late"]
+    assert (late.value.status, late.value.code) == (504, "timeout")
+    assert held.dispatch.waiting == 0
+
+
+async def test_second_tries_of_a_full_pool_hide_no_others() -> None:
+    held = two_pools()
+    await held.ask(job("b", "batch"), job("c"))
+    await held.ask(*(job(f"b{i}", "batch") for i in range(40)), avoid=("x",))
+    await held.ask(job("again"), avoid=("x",))
+    await held.end("c")
+    assert held.fleet.log[2:] == [("again", "chat")]
+    await held.end("b")
+    assert held.fleet.log[3:] == [("b0", "bulk")]
+
+
+async def test_second_tries_stay_second_tries_in_a_new_configuration() -> None:
+    held = Held(one_seat(), ReplicaView("a", seats=1), ReplicaView("b", seats=1))
+    await held.ask(job("0"), job("1"), job("waits"))
+    await held.ask(job("again"), avoid=("a",))
+    pools = Pools()
+    held.dispatch.reload(held.config, build_route("least-loaded", random=Random(1), pools=pools), pools)
+    on_b = next(id for id, name in held.fleet.log if name == "b")
+    await held.end(on_b)
+    assert held.fleet.log[2:] == [("again", "b")]
+
+
+async def test_room_that_time_alone_makes_is_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("routing.view", "gateway.fleet"):
+        monkeypatch.setattr(f"tidegate.{module}.FACTS_LAST_S", 0.02)
+    fleet = Fleet(lambda name: None, Speed(), 1.0)
+    fleet.update([Wanted("a", "http://127.0.0.1:1")])
+    route, clock = build_route("least-loaded", random=Random(1)), asyncio.get_running_loop().time
+    dispatch = Dispatch(resolve({}), fleet, route, Pools(), Speed(), HistoryPredictor(), clock)
+    await dispatch.take(job("runs"))
+    fleet.told("a", EngineFacts("vllm", running=1, waiting=1))
+    waits = asyncio.create_task(dispatch.take(job("waits")))
+    await settle()
+    assert not waits.done()
+    async with asyncio.timeout(20):  # the engine says nothing more
+        assert (await waits).replica.name == "a"
 
 
 async def test_a_promise_that_nothing_can_keep_is_given_up_if_asked() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from itertools import islice
 from typing import Any, Protocol
 
 from tidegate.api.errors import ApiError, refused, unserved
@@ -22,9 +21,6 @@ from tidegate.routing.pools import Pools
 from tidegate.routing.route import Route
 from tidegate.routing.speed import Speed
 from tidegate.routing.view import ReplicaView
-
-RETRIED = 32
-"""Jobs on their second try that are looked at when an engine has room; they come before all others."""
 
 UNBOUNDED = 2**31
 """Tokens of a step: nobody outside an engine knows, and how fast it computes prompts was learned with all delays."""
@@ -88,7 +84,6 @@ class Dispatch:
         self._clock = clock
         self._ctx = PolicyContext(predictor, self._one_engine(), cached=self._cached)
         self._queue = self._queue_of(config)
-        self._retried: dict[HeldJob, None] = {}
         self._held: dict[str, HeldJob] = {}
         self._tenants: dict[str, str] = {}  # of those who are with an engine
         self._down_since: dict[str | None, float] = {}  # by pool; None where no engine of any is up
@@ -104,7 +99,7 @@ class Dispatch:
         self._config, self._route, self._pools = config, route, pools
         self._queue = self._queue_of(config)
         for r in waiting:
-            again = self._held[r.id] = HeldJob(r.job, self._ttl(r.slo_class))
+            again = self._held[r.id] = HeldJob(r.job, self._ttl(r.slo_class), r.avoid)
             again.waiter = r.waiter
             self._queue.add(again)
         self._down_since = {}  # pools may be others, and so may be how long jobs are held
@@ -191,7 +186,7 @@ class Dispatch:
             "held_back_by": _held_back_by(engines, self._allowed(r.job, up, now)),
             "engines": {c.name: {"outstanding": c.outstanding, "bound": self._bound(c)} for c in engines},
         }
-        if r not in self._retried:
+        if not r.avoid:
             told["ahead"] = self._queue.ahead_of(r)
             told["policy"] = self._config.scheduler.policy
         return told
@@ -203,20 +198,22 @@ class Dispatch:
         self._look(now)
         if self._given_up(r, now):
             raise self._no_engine()
-        if r.avoid:
-            self._retried[r] = None
-        else:
-            self._ctx.now = now
-            self._ctx.step_time = self._one_engine()
-            refusal, displaced = self._queue.refusal(r, self._load(now), self._all_engines(now))
-            if refusal is not None:
-                raise refused(refusal.reason.value, refusal.message, refusal.retry_after)
-            for other in displaced:
-                self._end(other, unserved(FinishReason.DISPLACED))
-            self._queue.add(r)
+        if not r.avoid:
+            self._admit(r, now)
+        self._queue.add(r)
         self._held[r.id] = r
         self._pump()  # an engine may have come back without a word
         self._set_timer()
+
+    def _admit(self, r: HeldJob, now: float) -> None:
+        """Let `r` wait, perhaps in the place of others. Raises ApiError where the policy does not."""
+        self._ctx.now = now
+        self._ctx.step_time = self._one_engine()
+        refusal, displaced = self._queue.refusal(r, self._load(now), self._all_engines(now))
+        if refusal is not None:
+            raise refused(refusal.reason.value, refusal.message, refusal.retry_after)
+        for other in displaced:
+            self._end(other, unserved(FinishReason.DISPLACED))
 
     def _pump(self) -> None:
         """Hand out what room there is."""
@@ -236,7 +233,7 @@ class Dispatch:
         """Give the first for whom an engine has room that engine. False if there is nobody."""
         if not any(self._has_room(c, now) for c in self._fleet.candidates(now)):
             return False
-        for r in [*islice(self._retried, RETRIED), *self._queue.heads(now)]:
+        for r in self._queue.heads(now):
             assert r.waiter is not None
             if r.waiter.done():  # its client has just left; it has not noticed yet
                 self._let_go(r)
@@ -274,10 +271,7 @@ class Dispatch:
     def _let_go(self, r: HeldJob) -> None:
         """`r` waits no more."""
         del self._held[r.id]
-        if r in self._retried:
-            del self._retried[r]
-        else:
-            self._queue.remove(r)
+        self._queue.remove(r)
 
     def _end(self, r: HeldJob, error: ApiError) -> None:
         """`r`, which is in no queue any more, gets an answer without an engine."""

@@ -15,7 +15,7 @@ from tidegate.routing.choice import Choice
 from tidegate.routing.health import TOLERANCE, Failure
 from tidegate.routing.ledger import Ledger
 from tidegate.routing.speed import Speed
-from tidegate.routing.view import Facts, ReplicaView
+from tidegate.routing.view import FACTS_LAST_S, Facts, ReplicaView
 
 
 @dataclass(slots=True, eq=False)
@@ -110,8 +110,10 @@ class Fleet:
         if replica.wanted.kind == "auto":
             replica.kind = facts.kind
         view.kv_tokens = facts.kv_tokens or view.kv_tokens
-        view.told(Facts(self._loop.time(), facts.running, facts.waiting, facts.kv_used, facts.hit_rate))
+        now = self._loop.time()
+        view.told(Facts(now, facts.running, facts.waiting, facts.kv_used, facts.hit_rate))
         self._has_room()
+        self._room_at(now + FACTS_LAST_S)  # when they are believed no more, whoever was full by them may have room
 
     def close(self) -> None:
         """Close the idle connections of all."""
