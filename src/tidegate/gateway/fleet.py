@@ -46,7 +46,7 @@ class Fleet:
     def __init__(self, forget: Callable[[str], None], typical: Speed, connect_seconds: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._forget = forget
-        self._ledger = Ledger(lost=forget)
+        self._ledger = Ledger(self._lost)
         self._connect_seconds = connect_seconds
         self._typical = typical
         self._replicas: dict[str, Replica] = {}
@@ -67,6 +67,7 @@ class Fleet:
 
     def candidates(self, now: float, avoid: Collection[str] = ()) -> list[ReplicaView]:
         """Who may be sent a request now: those whose breaker lets it through, less those named in `avoid`."""
+        self._ledger.presume(now)
         views = [replica.view for replica in self._replicas.values()]
         return [view for view in views if view.health.allows(now) and view.name not in avoid]
 
@@ -88,8 +89,9 @@ class Fleet:
         """From now on these are the replicas. Whoever is not among them finishes what it has and goes; one whose
         address or kind changed is another one. ConfigError for an address that is none: nothing changes then."""
         coming = {w.name: (w, Upstream(w.url, self._connect_seconds)) for w in wanted}
-        for name in [n for n in self._replicas if n not in coming or _is_another(self._replicas[n], coming[n][0])]:
-            self._let_go(self._replicas.pop(name))
+        for name, there in list(self._replicas.items()):
+            if name not in coming or is_another(there.wanted, coming[name][0]):
+                self._let_go(self._replicas.pop(name))
         for name, (want, upstream) in coming.items():
             known = self._replicas.get(name)
             if known is None:
@@ -153,6 +155,12 @@ class Fleet:
         self._ledger.turned_away(request_id, now, retry_after)
         self._left(request_id, now)
 
+    def _lost(self, view: ReplicaView) -> None:
+        """A replica lost its cache: that of the present one of its name, unless it was replaced since."""
+        present = self._replicas.get(view.name)
+        if present is not None and present.view is view:
+            self._forget(view.name)
+
     def _left(self, request_id: str, now: float) -> None:
         replica = self._where.pop(request_id, None)
         if replica is None:
@@ -183,5 +191,6 @@ class Fleet:
             callback()
 
 
-def _is_another(replica: Replica, wanted: Wanted) -> bool:
-    return replace(replica.wanted, pool=wanted.pool, seats=wanted.seats) != wanted
+def is_another(known: Wanted, wanted: Wanted) -> bool:
+    """Whether what is wanted under a name is another engine than the known one, rather than counted otherwise."""
+    return replace(known, pool=wanted.pool, seats=wanted.seats) != wanted
