@@ -50,6 +50,7 @@ class Fleet:
         self._connect_seconds = connect_seconds
         self._typical = typical
         self._replicas: dict[str, Replica] = {}
+        self._views: list[ReplicaView] = []  # of all `_replicas`
         self.pools: frozenset[str] = frozenset()
         """Those that have an engine, up or not."""
         self._leaving: set[Replica] = set()
@@ -68,12 +69,11 @@ class Fleet:
     def candidates(self, now: float, avoid: Collection[str] = ()) -> list[ReplicaView]:
         """Who may be sent a request now: those whose breaker lets it through, less those named in `avoid`."""
         self._ledger.presume(now)
-        views = [replica.view for replica in self._replicas.values()]
-        return [view for view in views if view.health.allows(now) and view.name not in avoid]
+        return [view for view in self._views if view.health.allows(now) and view.name not in avoid]
 
     def up(self, now: float) -> list[ReplicaView]:
         """Those, and those that have asked for no requests for a while: they are busy, not down."""
-        return [replica.view for replica in self._replicas.values() if replica.view.health.up(now)]
+        return [view for view in self._views if view.health.up(now)]
 
     def of(self, request_id: str) -> Replica:
         """Where a request is. Raises KeyError for one that is nowhere."""
@@ -100,7 +100,8 @@ class Fleet:
             else:
                 known.wanted, known.view.pool = want, want.pool
                 known.view.seats = want.seats or known.view.seats
-        self.pools = frozenset(want.pool for want in wanted)
+        self._views = [replica.view for replica in self._replicas.values()]
+        self.pools = frozenset(view.pool for view in self._views)
         self._has_room()
 
     def told(self, name: str, facts: EngineFacts) -> None:
