@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from typing import Any
 
 from tidegate.api.identity import Claim
@@ -20,6 +20,7 @@ class ByHand:
     def __init__(self, *replicas: ReplicaView) -> None:
         self.replicas = list(replicas)
         self.down: set[str] = set()
+        self.busy: set[str] = set()
         self.log: list[tuple[str, str]] = []
         self.asked = 0
         self.ledger = Ledger()
@@ -27,7 +28,14 @@ class ByHand:
 
     def candidates(self, now: float, avoid: Collection[str] = ()) -> Sequence[ReplicaView]:
         self.asked += 1
-        return [c for c in self.replicas if c.name not in self.down and c.name not in avoid]
+        return [c for c in self.up(now) if c.name not in self.busy and c.name not in avoid]
+
+    def up(self, now: float) -> Sequence[ReplicaView]:
+        return [c for c in self.replicas if c.name not in self.down]
+
+    @property
+    def pools(self) -> Set[str]:
+        return {c.pool for c in self.replicas}
 
     def on_room(self, callback: Callable[[], None]) -> None:
         self._callbacks.append(callback)
@@ -45,7 +53,7 @@ class ByHand:
         for callback in self._callbacks:
             callback()
 
-    def up(self, name: str) -> None:
+    def revive(self, name: str) -> None:
         self.down.discard(name)
         self.room()
 

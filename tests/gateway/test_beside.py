@@ -129,3 +129,29 @@ async def test_pools_keep_classes_apart() -> None:
             await running.stream()
             await running.stream(service_tier="flex")
         assert running.ends.sent_to == ["backend-0", "backend-1"] * 3
+
+
+async def test_a_pool_that_gets_another_name_keeps_its_jobs() -> None:
+    def named(pool: str) -> dict[str, Any]:
+        engines = [{**one, "pool": p, "seats": 1} for one, p in zip(replicas(*behind), (pool, "bulk"), strict=True)]
+        pools = {"mode": "isolated", "classes": {"interactive": pool, "batch": "bulk"}}
+        return {"replicas": engines, "pools": pools, "route": "least-loaded"}
+
+    async with backends(2, gap=0.02) as behind, gateway([], **named("chat")) as running:
+        streams = [asyncio.create_task(running.stream()) for _ in range(2)]
+        await until(lambda: running.service.dispatch.waiting == 1)
+        running.service.apply(resolve({"gateway": named("talk")}))
+        assert all(answer.complete for answer in await asyncio.gather(*streams))
+        assert running.ends.sent_to == ["backend-0"] * 2
+
+
+async def test_second_tries_are_remembered_through_a_new_configuration() -> None:
+    async with backends(2, mode="502") as behind, gateway(behind, hold_seconds=0.05, retry_share=0.0) as running:
+        budget = running.service.proxy.budget
+        while budget.take(asyncio.get_running_loop().time()):
+            pass
+        running.service.apply(config(*behind, retry_share=0.0))
+        await running.stream()
+        assert [end.attempts for end in running.ends.ends] == [1]
+        running.service.apply(config(*behind, retry_share=1.0))
+        assert budget.share == 1.0

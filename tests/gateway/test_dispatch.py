@@ -17,7 +17,10 @@ from tidegate.api.errors import ApiError
 from tidegate.config import Config, resolve
 from tidegate.core.predict import HistoryPredictor
 from tidegate.core.slo import Slo
+from tidegate.gateway.discovery import Wanted
 from tidegate.gateway.dispatch import Dispatch
+from tidegate.gateway.facts import EngineFacts
+from tidegate.gateway.fleet import Fleet
 from tidegate.gateway.job import Job
 from tidegate.routing.choice import Choice
 from tidegate.routing.pools import Pools
@@ -229,6 +232,53 @@ async def test_isolated_pools_do_not_block_each_other(fair: bool) -> None:
     assert held.fleet.log[2:] == [("b1", "bulk"), ("c1", "chat")]
 
 
+def two_pools(**gateway: Any) -> Held:
+    pools = {"mode": "isolated", "classes": {"batch": "bulk", "interactive": "chat"}}
+    bulk, chat = ReplicaView("bulk", "bulk", seats=1), ReplicaView("chat", "chat", seats=1)
+    return Held(one_seat(pools=pools, **gateway), bulk, chat)
+
+
+async def test_a_second_try_in_an_isolated_pool_stays_there() -> None:
+    held = two_pools()
+    assert (await held.dispatch.take(job("again"), avoid=("chat",))).replica.name == "chat"
+    assert not held.dispatch.elsewhere(job("again"), ("chat",))
+
+
+async def test_while_an_isolated_pool_is_down_its_jobs_wait_for_it_and_no_longer_than_jobs_are_held() -> None:
+    held = two_pools(hold_seconds=0.05)
+    held.fleet.down = {"chat"}
+    await held.ask(job("1"), job("b", "batch"))
+    assert held.fleet.log == [("b", "bulk")]
+    held.fleet.revive("chat")
+    await settle()
+    assert held.fleet.log[1:] == [("1", "chat")]
+    await held.end("1")
+    held.fleet.down = {"chat"}
+    await held.ask(job("2"), job("b2", "batch"))
+    with pytest.raises(ApiError) as down:
+        await held.tasks["2"]
+    assert (down.value.status, down.value.code) == (503, "no_engine")
+    assert held.dispatch.waiting == 1  # whose pool is up, and full
+    await held.end("b")
+    assert held.fleet.log[2:] == [("b2", "bulk")]
+
+
+async def test_a_pool_is_another_only_once_its_engines_are() -> None:
+    held = two_pools()
+    await held.ask(job("runs"), job("waits"))
+    pools = {"mode": "isolated", "classes": {"batch": "bulk", "interactive": "talk"}}
+    config = resolve(one_seat(pools=pools))
+    with held.dispatch.paused():
+        held.fleet.replicas[1].pool = "talk"
+        held.fleet.room()
+        assert held.fleet.log == [("runs", "chat")]
+        new = pools_of(config)
+        held.dispatch.reload(config, build_route("least-loaded", random=Random(1), pools=new), new)
+    assert held.fleet.log == [("runs", "chat")]
+    await held.end("runs")
+    assert held.fleet.log[1:] == [("waits", "chat")]
+
+
 async def test_a_second_try_comes_first_and_not_to_the_engine_that_failed() -> None:
     held = Held(one_seat(), ReplicaView("a", seats=1), ReplicaView("b", seats=1))
     await held.ask(job("0"), job("1"), job("2"))
@@ -300,6 +350,56 @@ async def test_whoever_waits_too_long_is_told() -> None:
     held.tasks["waits"].cancel()
 
 
+async def test_whoever_waits_too_long_on_its_second_try_is_told() -> None:
+    raw = {**one_seat(), "classes": {"batch": {"queue_ttl": 0.02}}}
+    held = Held(raw, ReplicaView("a", seats=1))
+    await held.ask(job("runs"))
+    await held.ask(job("late", "batch", arrival=asyncio.get_running_loop().time()), avoid=("a",))
+    async with asyncio.timeout(20):
+        with pytest.raises(ApiError) as late:
+            await held.tasks["late"]
+    assert (late.value.status, late.value.code) == (504, "timeout")
+    assert held.dispatch.waiting == 0
+
+
+async def test_second_tries_of_a_full_pool_hide_no_others() -> None:
+    held = two_pools()
+    await held.ask(job("b", "batch"), job("c"))
+    await held.ask(*(job(f"b{i}", "batch") for i in range(40)), avoid=("x",))
+    await held.ask(job("again"), avoid=("x",))
+    await held.end("c")
+    assert held.fleet.log[2:] == [("again", "chat")]
+    await held.end("b")
+    assert held.fleet.log[3:] == [("b0", "bulk")]
+
+
+async def test_second_tries_stay_second_tries_in_a_new_configuration() -> None:
+    held = Held(one_seat(), ReplicaView("a", seats=1), ReplicaView("b", seats=1))
+    await held.ask(job("0"), job("1"), job("waits"))
+    await held.ask(job("again"), avoid=("a",))
+    pools = Pools()
+    held.dispatch.reload(held.config, build_route("least-loaded", random=Random(1), pools=pools), pools)
+    on_b = next(id for id, name in held.fleet.log if name == "b")
+    await held.end(on_b)
+    assert held.fleet.log[2:] == [("again", "b")]
+
+
+async def test_room_that_time_alone_makes_is_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("routing.view", "gateway.fleet"):
+        monkeypatch.setattr(f"tidegate.{module}.FACTS_LAST_S", 0.02)
+    fleet = Fleet(lambda name: None, Speed(), 1.0)
+    fleet.update([Wanted("a", "http://127.0.0.1:1")])
+    route, clock = build_route("least-loaded", random=Random(1)), asyncio.get_running_loop().time
+    dispatch = Dispatch(resolve({}), fleet, route, Pools(), Speed(), HistoryPredictor(), clock)
+    await dispatch.take(job("runs"))
+    fleet.told("a", EngineFacts("vllm", running=1, waiting=1))
+    waits = asyncio.create_task(dispatch.take(job("waits")))
+    await settle()
+    assert not waits.done()
+    async with asyncio.timeout(20):  # the engine says nothing more
+        assert (await waits).replica.name == "a"
+
+
 async def test_a_promise_that_nothing_can_keep_is_given_up_if_asked() -> None:
     raw = {**one_seat(), "scheduler": {"shed_hopeless": True}, "classes": {"completion": {"ttft": 0.05}}}
     held = Held(raw, ReplicaView("a", seats=1))
@@ -316,7 +416,7 @@ async def test_while_no_engine_is_up_jobs_are_held_and_the_first_to_come_back_se
     held.fleet.down = {"a"}
     await held.ask(job("1"), job("2"))
     assert held.order == []
-    held.fleet.up("a")
+    held.fleet.revive("a")
     await settle()
     assert held.order == ["1", "2"]
 
@@ -330,8 +430,46 @@ async def test_after_a_while_without_engines_everybody_is_told() -> None:
     assert (down.value.status, down.value.code) == (503, "no_engine")
     with pytest.raises(ApiError):
         await held.dispatch.take(job("2"))
-    held.fleet.up("a")
+    held.fleet.revive("a")
     assert (await held.dispatch.take(job("3"))).replica.name == "a"
+
+
+async def test_each_time_without_engines_is_a_time_of_its_own() -> None:
+    now = [0.0]
+    held = Held(one_seat(hold_seconds=10.0), ReplicaView("a", seats=2), clock=lambda: now[0])
+    held.fleet.down = {"a"}
+    await held.ask(job("1"))
+    held.tasks["1"].cancel()
+    await settle()
+    held.fleet.revive("a")  # while nobody waits
+    now[0] = 20.0
+    held.fleet.down = {"a"}
+    await held.ask(job("2"))
+    assert not held.tasks["2"].done()
+    held.fleet.down = set()  # without a word
+    await held.dispatch.take(job("3"))
+    now[0] = 40.0
+    await held.end("3")
+    held.fleet.down = {"a"}
+    await held.ask(job("4"))
+    assert not held.tasks["4"].done()
+    now[0] = 50.0
+    await held.ask(job("5"))
+    assert held.tasks["5"].done()
+
+
+async def test_an_engine_that_has_asked_for_no_requests_is_up_and_waited_for() -> None:
+    now = [0.0]
+    held = Held(one_seat(hold_seconds=10.0), ReplicaView("a", seats=2), clock=lambda: now[0])
+    held.fleet.busy = {"a"}
+    await held.ask(job("1"))
+    assert "asked for no requests" in (held.dispatch.explain("1") or {})["held_back_by"]
+    now[0] = 20.0
+    await held.ask(job("2"))
+    assert held.dispatch.waiting == 2
+    held.fleet.busy = set()
+    held.fleet.room()
+    assert held.order == ["1", "2"]
 
 
 async def test_in_flight_bounds_what_an_engine_gets() -> None:
@@ -450,11 +588,11 @@ async def _random_load(policy: str, isolated: bool, moves: list[tuple[str, str, 
             held.fleet.room()  # as a request's failure is the end of it
             await settle()
         elif move == "up":
-            held.fleet.up("ab"[drawn % 2])
+            held.fleet.revive("ab"[drawn % 2])
             await settle()
         check(held)
     for name in "ab":
-        held.fleet.up(name)
+        held.fleet.revive(name)
     for _ in range(len(held.tasks)):
         await settle()
         for id in [i for i, task in held.tasks.items() if task.done() and not failed(task) and i not in ended(held)]:
@@ -485,6 +623,7 @@ def check(held: Held) -> None:
         if task.done():
             continue
         one, avoid = held.asked[id]
-        up = held.fleet.candidates(0.0, avoid) or held.fleet.candidates(0.0)
-        allowed = pools_of(held.config).allowed(one.view, up, {}, 0.0)
+        fleet, pools = held.fleet, pools_of(held.config)
+        others = pools.allowed(one.view, fleet.candidates(0.0, avoid), {}, 0.0, fleet.pools)
+        allowed = others or pools.allowed(one.view, fleet.candidates(0.0), {}, 0.0, fleet.pools)
         assert all(c.outstanding == 2 for c in allowed), f"{id} waits though an engine has room"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -97,11 +100,37 @@ async def test_an_engine_that_asks_to_come_back_later_gets_nothing_until_then() 
 
 
 async def test_what_all_engines_say_is_passed_on() -> None:
-    async with backends(2, mode="429", retry_after=7) as behind, gateway(behind, hold_seconds=0.1) as running:
+    async with backends(2, mode="429", retry_after=1) as behind, gateway(behind) as running:
         answer = await running.stream()
         assert (answer.status, answer.body) == (429, BUSY)
-        assert answer.headers["retry-after"] == "7"
-        assert len(behind[0].requests) == len(behind[1].requests) == 1
+        assert answer.headers["retry-after"] == "1"
+        assert len(behind[0].requests) == len(behind[1].requests) == 1  # at once: neither was asked again
+
+
+async def test_engines_that_ask_to_come_back_later_are_up_and_others_wait_for_them() -> None:
+    async with backends(1, mode="429", retry_after=1) as behind, gateway(behind, hold_seconds=0.05) as running:
+        assert (await running.stream()).status == 429
+        async with running.http.get(f"{running.url}/health") as health:
+            assert (health.status, await health.json()) == (200, {"status": "ok"})
+        behind[0].mode = "ok"
+        assert (await running.stream()).complete
+
+
+async def test_without_a_breaker_that_is_closed_the_gateway_is_not_well() -> None:
+    async with backends(1, mode="502") as behind, gateway(behind, hold_seconds=0.05) as running:
+        assert (await running.stream()).status == 502
+        async with running.http.get(f"{running.url}/health") as health:
+            assert (health.status, await health.json()) == (503, {"status": "no_engine"})
+
+
+async def test_a_second_try_does_not_leave_an_isolated_pool() -> None:
+    async with backends(2, mode="502") as behind:
+        behind[1].mode = "ok"
+        replicas = [{"name": b.name, "url": b.url, "pool": b.name} for b in behind]
+        pools = {"mode": "isolated", "classes": {"interactive": "backend-0", "batch": "backend-1"}}
+        async with gateway([], replicas=replicas, pools=pools, hold_seconds=0.05) as running:
+            assert (await running.stream()).status == 502
+            assert behind[1].requests == []
 
 
 async def test_without_an_engine_that_answers_the_client_is_told_so() -> None:
@@ -154,6 +183,29 @@ async def test_a_hung_engine_loses_its_prefixes() -> None:
         assert (await running.stream(prompt=prompt)).complete
         holder.mode = "ok"
         assert await cached_at(holder.name) == 0
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL])
+async def test_who_has_no_connection_left_to_make_does_not_blame_the_engine(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with backends(1) as behind, gateway(behind) as running:
+        loop = asyncio.get_running_loop()
+        connect: Any = loop.create_connection
+
+        async def none_left(made: Any, host: Any = None, port: Any = None, **given: Any) -> Any:
+            if port == behind[0].port:
+                raise OSError(number, os.strerror(number))
+            return await connect(made, host, port, **given)
+
+        monkeypatch.setattr(loop, "create_connection", none_left)
+        answer = await running.stream()
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert answer.error is not None
+        assert answer.error["code"] == "no_connection"
+        assert not running.ends.failures
+        (replica,) = running.service.fleet
+        assert (replica.view.health.recent_failures(loop.time()), replica.view.outstanding) == (0.0, 0)
 
 
 async def test_a_kept_connection_that_is_closed_under_a_request_is_no_fault() -> None:

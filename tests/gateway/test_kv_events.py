@@ -276,7 +276,7 @@ async def test_an_event_of_odd_values_ends_nothing(odd: dict[str, Any]) -> None:
         await until(lambda: held(index) == 8)
 
 
-async def test_an_engine_that_is_no_longer_wanted_is_estimated() -> None:
+async def test_an_engine_is_followed_while_it_is_wanted_whatever_its_pool_and_seats() -> None:
     context = zmq.asyncio.Context()
     engine, index = Publisher(context), PrefixIndex(1000)
     events = KvEvents(index)
@@ -284,6 +284,8 @@ async def test_an_engine_that_is_no_longer_wanted_is_estimated() -> None:
     await engine.subscribed()
     await engine.publish(prompt(16))
     await until(lambda: held(index) == 64)
+    events.watch([Wanted("a", "http://a:1", "chat", 9, kv_events=engine.address)])
+    assert (index.mode("a"), held(index)) == ("exact", 64)
     events.watch([Wanted("a", "http://a:1")])
     assert index.mode("a") == "estimated"
     await events.close()

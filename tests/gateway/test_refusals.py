@@ -61,6 +61,12 @@ async def test_what_is_not_read_is_refused_and_the_connection_closed(
         assert not behind[0].requests
 
 
+async def test_whoever_asks_in_another_way_is_told_the_ways_there_are() -> None:
+    async with backends(1) as behind, gateway(behind) as running:
+        _, headers, _ = await say(running, START.replace(b"POST", b"PATCH") + b"\r\n")
+        assert headers["allow"] == "get, post, delete"  # in this order in every process
+
+
 @pytest.mark.parametrize("key", [None, "Bearer wrong", "right"])
 async def test_strangers_are_refused_before_their_body_is_read(key: str | None) -> None:
     async with backends(1) as behind, gateway(behind, api_keys=KEYS) as running:

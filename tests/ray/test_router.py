@@ -76,7 +76,7 @@ async def test_it_decides_as_the_route_alone_does(route: str) -> None:
     theirs = router(*map(Replica, names), route=route)
     theirs.random.seed(5)
     ours = build_route(route, random=Random(5))
-    ledger = Ledger(lost=ours.forget)
+    ledger = Ledger(lost=lambda view: ours.forget(view.name))
     typical = Speed()
     views = [ReplicaView(name, seats=4, kv_tokens=4096, speed=Speed(typical)) for name in names]
     drawn = Random(3)

@@ -35,6 +35,23 @@ def test_a_pool_without_engines_is_served_by_the_others() -> None:
     assert len(names(Pools({"interactive": "gone"}), pooled(), "interactive")) == 3
 
 
+def test_an_isolated_pool_that_is_down_is_served_by_nobody_else() -> None:
+    pools, there = Pools({"interactive": "a"}), pooled()
+    r = request()
+    assert [c.name for c in pools.allowed(r, there, {}, 0.0, {"a", "b"})] == ["fast"]
+    assert pools.allowed(r, there[1:], {}, 0.0, {"a", "b"}) == []
+    assert pools.allowed(r, there[1:], {}, 0.0, {"b"}) == there[1:]
+    assert [pools.kept_to("interactive", known) for known in ({"a", "b"}, {"b"})] == ["a", None]
+    assert pools.kept_to("offline", {"a", "b"}) is None
+
+
+def test_a_pool_that_is_down_borrows() -> None:
+    pools, there = Pools(OF_CLASS, 0.5, PROMISES), pooled()
+    there[1].pending_tokens = round(1.0 / TOKEN_S)
+    assert pools.allowed(request(), there[1:], {}, 0.0, {"a", "b"}) == there[2:]
+    assert pools.kept_to("interactive", {"a", "b"}) is None
+
+
 def test_a_class_overflows_when_waiting_would_take_its_part_of_the_promise() -> None:
     pools, there = Pools(OF_CLASS, 0.5, PROMISES), pooled()
     spare = round(0.25 / TOKEN_S) - 1000

@@ -180,7 +180,7 @@ class GatewayConfig:
     replicas, discovery: the engines
     in_flight:           requests that an engine gets at once, those that wait in it included; absent means its seats,
                          where anybody knows them. What is more waits in the gateway, in the order of the policy
-    hold_seconds:        how long requests wait while no engine is up, before they are refused with 503
+    hold_seconds:        how long requests wait while no engine for them is up, before they are refused with 503
     fair, weights:       within a priority tenants share by the tokens that they were served, by weight (1 where absent)
     first_token_seconds: an engine that sends nothing for so long has failed, and another is tried
     answer_seconds:      the same for an answer that is not streamed, which comes whole

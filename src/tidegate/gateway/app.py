@@ -22,7 +22,7 @@ from tidegate.gateway.trace import traced
 from tidegate.routing.text_blocks import BytesPerToken, text_blocks
 from tidegate.routing.view import RouteView
 
-_METHODS = frozenset({"GET", "POST", "DELETE"})
+_METHODS = ("GET", "POST", "DELETE")
 _GENERATION = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses"})
 # The client's key is for the gateway, and its name for a request stands beside the gateway's own.
 _NOT_PASSED_ON = frozenset({b"authorization", b"x-api-key", b"cookie", b"x-request-id"})

@@ -15,11 +15,12 @@ class RetryBudget:
         re-routed <= reserve + share * sent,   both counted with weights that fall by 1/e in MEMORY_SECONDS
 
     The idea of a share instead of a count per request is that of Finagle's retry budgets; the decay in place of
-    their window is ours. Bad at: telling requests that are dear to repeat from those that are cheap.
+    their window is ours. `share` may be exchanged at any time.
+    Bad at: telling requests that are dear to repeat from those that are cheap.
     """
 
     def __init__(self, share: float, reserve: float = RESERVE) -> None:
-        self._share = share
+        self.share = share
         self._reserve = reserve
         self._sent = 0.0
         self._rerouted = 0.0
@@ -33,7 +34,7 @@ class RetryBudget:
     def take(self, now: float) -> bool:
         """Whether one more may be sent again; it counts as sent."""
         self._decay(now)
-        if self._rerouted + 1.0 > self._reserve + self._share * self._sent:
+        if self._rerouted + 1.0 > self._reserve + self.share * self._sent:
             return False
         self._rerouted += 1.0
         return True

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from tidegate.api.errors import ApiError, refused, unserved
@@ -22,9 +22,6 @@ from tidegate.routing.route import Route
 from tidegate.routing.speed import Speed
 from tidegate.routing.view import ReplicaView
 
-RETRIED = 32
-"""Jobs on their second try that are looked at when an engine has room; they come before all others."""
-
 UNBOUNDED = 2**31
 """Tokens of a step: nobody outside an engine knows, and how fast it computes prompts was learned with all delays."""
 
@@ -32,8 +29,17 @@ UNBOUNDED = 2**31
 class Engines(Protocol):
     """The engines, as far as whoever chooses among them is concerned. The fleet is that."""
 
+    @property
+    def pools(self) -> Set[str]:
+        """Those that have an engine, up or not."""
+        ...
+
     def candidates(self, now: float, avoid: Collection[str] = ()) -> Sequence[ReplicaView]:
-        """Those that are up, with room or without, but for those named in `avoid`."""
+        """Those that may be sent requests now, with room or without, but for those named in `avoid`."""
+        ...
+
+    def up(self, now: float) -> Sequence[ReplicaView]:
+        """Those, and those that have asked for no requests for a while: they are busy, not down."""
         ...
 
     def on_room(self, callback: Callable[[], None]) -> None:
@@ -78,10 +84,9 @@ class Dispatch:
         self._clock = clock
         self._ctx = PolicyContext(predictor, self._one_engine(), cached=self._cached)
         self._queue = self._queue_of(config)
-        self._retried: dict[HeldJob, None] = {}
         self._held: dict[str, HeldJob] = {}
         self._tenants: dict[str, str] = {}  # of those who are with an engine
-        self._down_since: float | None = None
+        self._down_since: dict[str | None, float] = {}  # by pool; None where no engine of any is up
         self._timer: asyncio.TimerHandle | None = None
         self._pumping = False
         fleet.on_room(self._pump)
@@ -94,10 +99,21 @@ class Dispatch:
         self._config, self._route, self._pools = config, route, pools
         self._queue = self._queue_of(config)
         for r in waiting:
-            again = self._held[r.id] = HeldJob(r.job, self._ttl(r.slo_class))
+            again = self._held[r.id] = HeldJob(r.job, self._ttl(r.slo_class), r.avoid)
             again.waiter = r.waiter
             self._queue.add(again)
+        self._down_since = {}  # pools may be others, and so may be how long jobs are held
         self._pump()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing is handed out meanwhile: engines and pools change together."""
+        self._pumping = True
+        try:
+            yield
+        finally:
+            self._pumping = False
+            self._pump()
 
     # One job
 
@@ -105,8 +121,8 @@ class Dispatch:
         """The engine that serves `job`; the fleet has been told that it goes there.
 
         `avoid` names engines that have failed it: it then comes before all others, and goes to one of those only if no
-        other is up. Cancelling this leaves the queue. Raises ApiError: 429 if it may not wait, 503 if no engine is up
-        or another job displaced it, 504 if it waited too long.
+        other that may serve it is up. Cancelling this leaves the queue. Raises ApiError: 429 if it may not wait, 503 if
+        no engine is up or another job displaced it, 504 if it waited too long.
         """
         now = self._clock()
         if avoid or not self._queue.blocked(job.claim.slo_class, job.claim.priority):
@@ -126,6 +142,11 @@ class Dispatch:
                 self._vacate(job.id)
                 self._fleet.ended(job.id, self._clock(), False)
             raise
+
+    def elsewhere(self, job: Job, avoid: Collection[str]) -> bool:
+        """Whether an engine that is not in `avoid` could take `job` now or when it has room."""
+        now = self._clock()
+        return bool(self._allowed(job, self._fleet.candidates(now, avoid), now))
 
     def served(self, job: Job, outputs: int) -> None:
         """`job`, which had an engine, has ended after `outputs` tokens, however it did. Once is enough."""
@@ -157,14 +178,15 @@ class Dispatch:
         r = self._held.get(job_id)
         if r is None:
             return None
-        up = self._fleet.candidates(self._clock(), r.avoid)
+        now = self._clock()
+        engines, up = self._may_serve(r.job, r.avoid, now), self._fleet.up(now)
         told: dict[str, Any] = {
             "tenant": r.tenant,
-            "seconds": self._clock() - r.arrival,
-            "held_back_by": "no engine is up" if not up else "its engines are full, or others come first",
-            "engines": {c.name: {"outstanding": c.outstanding, "bound": self._bound(c)} for c in up},
+            "seconds": now - r.arrival,
+            "held_back_by": _held_back_by(engines, self._allowed(r.job, up, now)),
+            "engines": {c.name: {"outstanding": c.outstanding, "bound": self._bound(c)} for c in engines},
         }
-        if r not in self._retried:
+        if not r.avoid:
             told["ahead"] = self._queue.ahead_of(r)
             told["policy"] = self._config.scheduler.policy
         return told
@@ -173,25 +195,29 @@ class Dispatch:
 
     def _hold(self, r: HeldJob, now: float) -> None:
         """`r` waits, unless the policy does not let it. Raises ApiError."""
-        self._check_up(now)
-        if r.avoid:
-            self._retried[r] = None
-        else:
-            self._ctx.now = now
-            self._ctx.step_time = self._one_engine()
-            refusal, displaced = self._queue.refusal(r, self._load(now), self._all_engines(now))
-            if refusal is not None:
-                raise refused(refusal.reason.value, refusal.message, refusal.retry_after)
-            for other in displaced:
-                self._end(other, unserved(FinishReason.DISPLACED))
-            self._queue.add(r)
+        self._look(now)
+        if self._given_up(r, now):
+            raise self._no_engine()
+        if not r.avoid:
+            self._admit(r, now)
+        self._queue.add(r)
         self._held[r.id] = r
         self._pump()  # an engine may have come back without a word
         self._set_timer()
 
+    def _admit(self, r: HeldJob, now: float) -> None:
+        """Let `r` wait, perhaps in the place of others. Raises ApiError where the policy does not."""
+        self._ctx.now = now
+        self._ctx.step_time = self._one_engine()
+        refusal, displaced = self._queue.refusal(r, self._load(now), self._all_engines(now))
+        if refusal is not None:
+            raise refused(refusal.reason.value, refusal.message, refusal.retry_after)
+        for other in displaced:
+            self._end(other, unserved(FinishReason.DISPLACED))
+
     def _pump(self) -> None:
         """Hand out what room there is."""
-        if self._pumping or not self._held:
+        if self._pumping or not (self._held or self._down_since):
             return
         self._pumping = True
         try:
@@ -200,16 +226,14 @@ class Dispatch:
                 pass
         finally:
             self._pumping = False
+        self._look(self._clock())
         self._set_timer()
 
     def _hand_out(self, now: float) -> bool:
         """Give the first for whom an engine has room that engine. False if there is nobody."""
-        up = self._fleet.candidates(now)
-        if up:
-            self._down_since = None
-        if not any(self._has_room(c, now) for c in up):
+        if not any(self._has_room(c, now) for c in self._fleet.candidates(now)):
             return False
-        for r in [*islice(self._retried, RETRIED), *self._queue.heads(now)]:
+        for r in self._queue.heads(now):
             assert r.waiter is not None
             if r.waiter.done():  # its client has just left; it has not noticed yet
                 self._let_go(r)
@@ -223,28 +247,31 @@ class Dispatch:
 
     def _chosen(self, job: Job, avoid: Collection[str], now: float) -> Choice | None:
         """Send `job` to an engine now; None if none that may serve it has room."""
-        fleet = self._fleet
-        up = fleet.candidates(now, avoid) or (fleet.candidates(now) if avoid else ())
-        if not up:
-            return None
-        allowed = self._pools.allowed(job.view, up, {}, now)
-        free = [c for c in allowed if self._has_room(c, now)]
+        free = [c for c in self._may_serve(job, avoid, now) if self._has_room(c, now)]
         if not free:
             return None
+        if self._down_since:
+            self._look(now)
         choice = self._route.choose(job.view, free, now)
-        fleet.sent(job, choice, now)
+        self._fleet.sent(job, choice, now)
         if job.id not in self._tenants:
             self._tenants[job.id] = job.claim.tenant
             self._ctx.service.seat(job.claim.tenant, job.view.prompt_tokens - choice.cached_tokens)
         return choice
 
+    def _may_serve(self, job: Job, avoid: Collection[str], now: float) -> Sequence[ReplicaView]:
+        """The engines that are up and may serve `job`, with room or without; those of `avoid` only if no other may."""
+        others = self._allowed(job, self._fleet.candidates(now, avoid), now)
+        return others if others or not avoid else self._allowed(job, self._fleet.candidates(now), now)
+
+    def _allowed(self, job: Job, engines: Sequence[ReplicaView], now: float) -> Sequence[ReplicaView]:
+        """Those of `engines` that its pool lets serve a job."""
+        return self._pools.allowed(job.view, engines, {}, now, self._fleet.pools)
+
     def _let_go(self, r: HeldJob) -> None:
         """`r` waits no more."""
         del self._held[r.id]
-        if r in self._retried:
-            del self._retried[r]
-        else:
-            self._queue.remove(r)
+        self._queue.remove(r)
 
     def _end(self, r: HeldJob, error: ApiError) -> None:
         """`r`, which is in no queue any more, gets an answer without an engine."""
@@ -265,9 +292,6 @@ class Dispatch:
             self._timer.cancel()
             self._timer = None
         due = self._queue.next_expiry()
-        if self._down_since is not None and self._held:
-            given_up = self._down_since + self._config.gateway.hold_seconds
-            due = given_up if due is None else min(due, given_up)
         if due is not None:
             self._timer = asyncio.get_running_loop().call_at(due, self._expire)
 
@@ -277,29 +301,39 @@ class Dispatch:
         for r, reason in self._queue.expired(now):
             self._let_go(r)
             self._end(r, unserved(reason))
-        try:
-            self._check_up(now)
-        except ApiError as down:
-            for r in list(self._held.values()):
-                self._let_go(r)
-                self._end(r, down)
         self._pump()
         self._set_timer()
 
-    def _check_up(self, now: float) -> None:
-        """Raises ApiError if no engine has been up for as long as jobs are held."""
-        hold = self._config.gateway.hold_seconds
-        if self._fleet.candidates(now):
-            self._down_since = None
-        elif self._down_since is None:
-            self._down_since = now
-        elif now - self._down_since >= hold:
-            raise ApiError(
-                503,
-                f"no engine has been up for {hold:g} s; try again later",
-                code="no_engine",
-                headers={"Retry-After": "5"},
-            )
+    def _look(self, now: float) -> None:
+        """Note which pools have no engine that is up, and since when."""
+        up = {c.pool for c in self._fleet.up(now)}
+        known, down = self._down_since, [*(self._fleet.pools - up), *(() if up else (None,))]
+        self._down_since = {pool: known.get(pool, now) for pool in down}
+        if self._down_since.keys() - known.keys():
+            patience = self._config.gateway.hold_seconds + 0.001  # clocks of loops are coarse
+            asyncio.get_running_loop().call_later(patience, self._give_up)
+
+    def _given_up(self, r: HeldJob, now: float) -> bool:
+        """Whether no engine that may serve `r` has been up for as long as jobs are held."""
+        since = self._down_since.get(self._pools.kept_to(r.slo_class, self._fleet.pools))
+        return since is not None and now >= since + self._config.gateway.hold_seconds
+
+    def _give_up(self) -> None:
+        """Tell those who have waited too long for an engine to be up."""
+        now = self._clock()
+        self._look(now)
+        for r in list(self._held.values()) if self._down_since else ():
+            if self._given_up(r, now):
+                self._let_go(r)
+                self._end(r, self._no_engine())
+
+    def _no_engine(self) -> ApiError:
+        return ApiError(
+            503,
+            f"no engine for this request has been up for {self._config.gateway.hold_seconds:g} s; try again later",
+            code="no_engine",
+            headers={"Retry-After": "5"},
+        )
 
     # What is known of the engines
 
@@ -325,7 +359,7 @@ class Dispatch:
         return facts is None or not facts.waiting or facts.running is None or load < facts.running
 
     def _load(self, now: float) -> LoadView:
-        up = self._fleet.candidates(now)
+        up = self._fleet.up(now)
         bounds = [self._bound(c) or c.outstanding + 1 for c in up]
         unfinished = sum(c.pending_tokens for c in up)
         return LoadView(
@@ -343,7 +377,7 @@ class Dispatch:
 
     def _all_engines(self, now: float) -> PolicyContext:
         """What policies assume of all engines together: prompts are computed side by side."""
-        n, one = max(1, len(self._fleet.candidates(now))), self._ctx
+        n, one = max(1, len(self._fleet.up(now))), self._ctx
         step_time = StepTime(self._speed.token_s / n, self._speed.output_s)
         return PolicyContext(one.predictor, step_time, now, service=one.service, cached=one.cached)
 
@@ -362,3 +396,10 @@ class Dispatch:
         fair = FairShare(weights=gateway.weights) if shares else None
         priorities = [c.priority for c in config.classes.values()]
         return HeldQueue(policy, self._ctx, pools_of(config).of_class, priorities, fair)
+
+
+def _held_back_by(engines: Sequence[ReplicaView], up: Sequence[ReplicaView]) -> str:
+    """Why a job waits, of whose engines these may be sent requests, and these are up."""
+    if engines:
+        return "its engines are full, or others come first"
+    return "its engines have asked for no requests for a while" if up else "no engine is up"

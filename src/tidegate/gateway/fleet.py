@@ -15,7 +15,7 @@ from tidegate.routing.choice import Choice
 from tidegate.routing.health import TOLERANCE, Failure
 from tidegate.routing.ledger import Ledger
 from tidegate.routing.speed import Speed
-from tidegate.routing.view import Facts, ReplicaView
+from tidegate.routing.view import FACTS_LAST_S, Facts, ReplicaView
 
 
 @dataclass(slots=True, eq=False)
@@ -46,10 +46,13 @@ class Fleet:
     def __init__(self, forget: Callable[[str], None], typical: Speed, connect_seconds: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._forget = forget
-        self._ledger = Ledger(lost=forget)
+        self._ledger = Ledger(self._lost)
         self._connect_seconds = connect_seconds
         self._typical = typical
         self._replicas: dict[str, Replica] = {}
+        self._views: list[ReplicaView] = []  # of all `_replicas`
+        self.pools: frozenset[str] = frozenset()
+        """Those that have an engine, up or not."""
         self._leaving: set[Replica] = set()
         self._where: dict[str, Replica] = {}
         self._room: list[Callable[[], None]] = []
@@ -65,8 +68,12 @@ class Fleet:
 
     def candidates(self, now: float, avoid: Collection[str] = ()) -> list[ReplicaView]:
         """Who may be sent a request now: those whose breaker lets it through, less those named in `avoid`."""
-        views = [replica.view for replica in self._replicas.values()]
-        return [view for view in views if view.health.allows(now) and view.name not in avoid]
+        self._ledger.presume(now)
+        return [view for view in self._views if view.health.allows(now) and view.name not in avoid]
+
+    def up(self, now: float) -> list[ReplicaView]:
+        """Those, and those that have asked for no requests for a while: they are busy, not down."""
+        return [view for view in self._views if view.health.up(now)]
 
     def of(self, request_id: str) -> Replica:
         """Where a request is. Raises KeyError for one that is nowhere."""
@@ -82,8 +89,9 @@ class Fleet:
         """From now on these are the replicas. Whoever is not among them finishes what it has and goes; one whose
         address or kind changed is another one. ConfigError for an address that is none: nothing changes then."""
         coming = {w.name: (w, Upstream(w.url, self._connect_seconds)) for w in wanted}
-        for name in [n for n in self._replicas if n not in coming or _is_another(self._replicas[n], coming[n][0])]:
-            self._let_go(self._replicas.pop(name))
+        for name, there in list(self._replicas.items()):
+            if name not in coming or is_another(there.wanted, coming[name][0]):
+                self._let_go(self._replicas.pop(name))
         for name, (want, upstream) in coming.items():
             known = self._replicas.get(name)
             if known is None:
@@ -92,6 +100,8 @@ class Fleet:
             else:
                 known.wanted, known.view.pool = want, want.pool
                 known.view.seats = want.seats
+        self._views = [replica.view for replica in self._replicas.values()]
+        self.pools = frozenset(view.pool for view in self._views)
         self._has_room()
 
     def told(self, name: str, facts: EngineFacts) -> None:
@@ -103,8 +113,10 @@ class Fleet:
         if replica.wanted.kind == "auto":
             replica.kind = facts.kind
         view.kv_tokens = facts.kv_tokens or view.kv_tokens
-        view.told(Facts(self._loop.time(), facts.running, facts.waiting, facts.kv_used, facts.hit_rate))
+        now = self._loop.time()
+        view.told(Facts(now, facts.running, facts.waiting, facts.kv_used, facts.hit_rate))
         self._has_room()
+        self._room_at(now + FACTS_LAST_S)  # when they are believed no more, whoever was full by them may have room
 
     def close(self) -> None:
         """Close the idle connections of all."""
@@ -144,6 +156,12 @@ class Fleet:
         self._ledger.turned_away(request_id, now, retry_after)
         self._left(request_id, now)
 
+    def _lost(self, view: ReplicaView) -> None:
+        """A replica lost its cache: that of the present one of its name, unless it was replaced since."""
+        present = self._replicas.get(view.name)
+        if present is not None and present.view is view:
+            self._forget(view.name)
+
     def _left(self, request_id: str, now: float) -> None:
         replica = self._where.pop(request_id, None)
         if replica is None:
@@ -174,5 +192,6 @@ class Fleet:
             callback()
 
 
-def _is_another(replica: Replica, wanted: Wanted) -> bool:
-    return replace(replica.wanted, pool=wanted.pool, seats=wanted.seats) != wanted
+def is_another(known: Wanted, wanted: Wanted) -> bool:
+    """Whether what is wanted under a name is another engine than the known one, rather than counted otherwise."""
+    return replace(known, pool=wanted.pool, seats=wanted.seats) != wanted

@@ -3,6 +3,9 @@
 Jobs of one pool and one rank stand in one lane: if the first of a lane finds no room, no other of it does, while
 another lane's may. Between lanes the order's own keys decide. Where tenants share fairly, a lane's first is that of the
 tenant who was served least (`FairShare`, over all lanes together), and ranks are the priorities of the classes.
+
+Jobs on their second try come before all others, in the order in which they came back. Each may go elsewhere than the
+one before it, so more than the first of each pool are looked at.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 from asyncio import Future
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import count
+from itertools import chain, count, islice
 from math import ceil, inf
 from typing import TypeAlias
 
@@ -30,6 +33,9 @@ from tidegate.routing.choice import Choice
 
 Lane: TypeAlias = tuple[str, int]
 
+RETRIED = 32
+"""Jobs of a pool on their second try that are looked at when an engine has room."""
+
 REKEYS = 32
 """Keys of a lane that are asked for again at once, because time has changed them; the others follow later."""
 
@@ -37,7 +43,7 @@ REKEYS = 32
 class HeldJob(Request):
     """A job as a policy of the core sees it, and whoever waits for its engine.
 
-    avoid: engines that have failed it
+    avoid: engines that have failed it; empty on its first try
     """
 
     __slots__ = ("avoid", "job", "waiter")
@@ -87,16 +93,16 @@ class HeldQueue:
         one_class = self._grouping is None or self._own is not None or isinstance(plain, WITHOUT_CLASSES)
         self._ranks = [] if one_class else sorted(set(priorities))
         self._lanes: dict[Lane, WaitingQueue] = {}
+        self._retried: dict[str, dict[HeldJob, None]] = {}  # by pool
         self._expiry = Expiry()
         self._arrivals = count()
         self._backlog = Backlog(self._weigh) if policy.admit.weighs else None
         self._size = 0
 
-    def __len__(self) -> int:
-        return self._size
-
     def __iter__(self) -> Iterator[HeldJob]:
         """In no particular order."""
+        for again in self._retried.values():
+            yield from again
         for lane in self._lanes.values():
             for r in lane:
                 assert isinstance(r, HeldJob)
@@ -124,6 +130,11 @@ class HeldQueue:
         """`r`, which was not refused, waits from now on."""
         r.move(Status.WAITING)
         self._arrive(r)
+        if r.queue_ttl is not None:
+            self._expiry.watch(r, r.arrival + r.queue_ttl, FinishReason.TIMEOUT)
+        if r.avoid:
+            self._retried.setdefault(self._pool(r.slo_class), {})[r] = None
+            return
         if self._backlog is not None:
             r.key = self._order.key(r, self._ctx)
             self._backlog.enter(r)
@@ -133,14 +144,15 @@ class HeldQueue:
             lane = self._lanes[name] = self._begin()
         lane.add(r)
         self._size += 1
-        if r.queue_ttl is not None:
-            self._expiry.watch(r, r.arrival + r.queue_ttl, FinishReason.TIMEOUT)
         last_start = self._last_start(r)
         if last_start is not None:
             self._expiry.watch(r, last_start, FinishReason.SHED)
 
     def remove(self, r: HeldJob) -> None:
         """`r` waits no more. Raises KeyError if it did not."""
+        if r.avoid:
+            self._remove_retried(r)
+            return
         name = self._lane(r.slo_class, r.priority)
         lane = self._lanes[name]
         lane.remove(r)
@@ -152,8 +164,9 @@ class HeldQueue:
             del self._lanes[name]
 
     def heads(self, now: float) -> list[HeldJob]:
-        """The first of every lane, in order."""
+        """Those on their second try, as far as they are looked at, and the first of every lane, in order."""
         self._ctx.now = now
+        again = sorted(chain.from_iterable(islice(p, RETRIED) for p in self._retried.values()), key=lambda r: r.seq)
         found: list[tuple[tuple[int, float, int], HeldJob]] = []
         for lane in self._lanes.values():
             lane.rekey_due(now, REKEYS)
@@ -163,10 +176,10 @@ class HeldQueue:
             key = head.key if self._grouping is self._own else self._order.key(head, self._ctx)
             found.append(((key.tier, key.score, head.seq), head))
         found.sort()  # arrival sequences are unique: jobs are never compared
-        return [head for _, head in found]
+        return [*again, *(head for _, head in found)]
 
     def ahead_of(self, r: HeldJob) -> int:
-        """How many of its lane come before `r`. Costs as much as waits there: for a person who asks."""
+        """How many of its lane come before `r`, on its first try. Costs as much as waits there: for one who asks."""
         return self._lanes[self._lane(r.slo_class, r.priority)].ahead_of(r)
 
     def expired(self, now: float) -> Iterator[tuple[HeldJob, FinishReason]]:
@@ -184,8 +197,18 @@ class HeldQueue:
             r.seq = next(self._arrivals)
             r.tier = self._order.tier(r, self._ctx)
 
+    def _remove_retried(self, r: HeldJob) -> None:
+        pool = self._pool(r.slo_class)
+        del self._retried[pool][r]
+        r.move(Status.FINISHED)
+        if not self._retried[pool]:
+            del self._retried[pool]
+
+    def _pool(self, slo_class: str) -> str:
+        return self._pool_of.get(slo_class, "")
+
     def _lane(self, slo_class: str, priority: int) -> Lane:
-        return self._pool_of.get(slo_class, ""), bisect_right(self._ranks, priority)
+        return self._pool(slo_class), bisect_right(self._ranks, priority)
 
     def _begin(self) -> WaitingQueue:
         if self._grouping is None:

@@ -17,6 +17,7 @@ import msgspec
 
 from tidegate.errors import MissingExtra
 from tidegate.gateway.discovery import Wanted
+from tidegate.gateway.fleet import is_another
 
 try:
     import zmq
@@ -165,8 +166,9 @@ class KvEvents:
     def watch(self, engines: Iterable[Wanted]) -> None:
         """From now on follow these and no others, as far as they publish anything."""
         coming = {wanted.name: wanted for wanted in engines if wanted.kv_events is not None}
-        for name in [n for n, (known, _) in self._followed.items() if coming.get(n) != known]:
-            self._let_go(name)
+        for name, (known, _) in list(self._followed.items()):
+            if name not in coming or is_another(known, coming[name]):
+                self._let_go(name)
         for name, wanted in coming.items():
             if name not in self._followed:
                 self._followed[name] = wanted, asyncio.create_task(self._follow(wanted))

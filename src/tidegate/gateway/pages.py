@@ -50,8 +50,12 @@ class OwnPages:
         return {"/health": self.health, "/metrics": self.metrics, EXPLAIN: self.explain}
 
     async def health(self, asked: Asked) -> Page:
-        """200 while requests can be served, 503 if `draining` or `no_engine` is up."""
-        up = self._of.fleet.candidates(_now())
+        """200 while requests can be served, now or soon; 503 if `draining`, or if the breakers of all are open.
+
+        An engine that asks to come back later lives, and so do those that wait for it: no reason to send them away.
+        """
+        now = _now()
+        up = any(not one.draining and one.view.health.state(now) != "open" for one in self._of.fleet)
         state = "draining" if self._of.app.draining else "ok" if up else "no_engine"
         return _json({"status": state}, 200 if state == "ok" else 503)
 

@@ -130,9 +130,9 @@ class _Exchange:
             attempt = await self._try(avoid)
             if self._reply.ended:
                 return attempt
-            if not self._may_try_again():
-                return self._give_up(attempt)
             avoid.add(self._attempts[-1][0])
+            if not self._may_try_again(avoid):
+                return self._give_up(attempt)
 
     async def _try(self, avoid: set[str]) -> Attempt:
         try:
@@ -177,10 +177,15 @@ class _Exchange:
         for observer in self._proxy.observers:
             observer.failed(self._job, self._attempts[-1][0], how, attempt.reason, now)
 
-    def _may_try_again(self) -> bool:
-        """Whether the last attempt, of which nothing reached the client, may be followed by another."""
+    def _may_try_again(self, avoid: set[str]) -> bool:
+        """Whether the last attempt, of which nothing reached the client, may be followed by another.
+
+        Whoever has turned it away is not asked again: where there is nobody else, the client hears when to come back.
+        """
         silent = sum(attempt.how is How.NO_FIRST_TOKEN for _, attempt in self._attempts)
         if len(self._attempts) >= MAX_ATTEMPTS or silent > 1:
+            return False
+        if self._attempts[-1][1].how is How.TURNED_AWAY and not self._proxy.dispatch.elsewhere(self._job, avoid):
             return False
         return self._proxy.budget.take(self._loop.time())
 

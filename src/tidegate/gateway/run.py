@@ -19,7 +19,6 @@ from tidegate.config import Config
 from tidegate.config.resolve import Overrides
 from tidegate.gateway.app import Gateway
 from tidegate.gateway.beside import Beside
-from tidegate.gateway.budget import RetryBudget
 from tidegate.gateway.diary import Diary
 from tidegate.gateway.dispatch import Dispatch, pools_of
 from tidegate.gateway.door import Door
@@ -78,12 +77,13 @@ class Service:
         gateway, pools = config.gateway, pools_of(config)
         route = _route(config, pools)
         route.prefixes = self.route.prefixes
-        self.beside.reload(gateway)
-        self.config, self.route = config, route
-        self.door.reload(config)
-        self.proxy.config = self.app.config = gateway
-        self.proxy.budget = RetryBudget(gateway.retry_share)
-        self.dispatch.reload(config, route, pools)
+        with self.dispatch.paused():
+            self.beside.reload(gateway)
+            self.config, self.route = config, route
+            self.door.reload(config)
+            self.proxy.config = self.app.config = gateway
+            self.proxy.budget.share = gateway.retry_share
+            self.dispatch.reload(config, route, pools)
 
     async def run(self, path: Path | None = None, overrides: Overrides | None = None) -> None:
         """What happens beside requests, until cancelled, and the file at `path` read again when that is asked for.

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
 
+from tidegate.api.errors import ApiError
 from tidegate.errors import ConfigError, TidegateError
 from tidegate.gateway.http1 import WITHOUT_BODY, Headers, is_one_chunk, request_head, send_at_once
 
 MAX_IDLE = 256
 """Connections that wait for a request, at most."""
+
+_OUR_OWN = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL})
+"""No file or port left here for a connection: that says nothing of the replica."""
 
 
 class Unreachable(TidegateError):
@@ -201,7 +206,10 @@ class Upstream:
         self._idle: list[Connection] = []
 
     async def connection(self, *, fresh: bool = False) -> Connection:
-        """An idle connection, or a new one; always a new one if `fresh`. Raises Unreachable."""
+        """An idle connection, or a new one; always a new one if `fresh`.
+
+        Raises Unreachable, and ApiError where the gateway itself has no connection left to make.
+        """
         while self._idle and not fresh:
             connection = self._idle.pop()
             if connection.open:
@@ -213,6 +221,8 @@ class Upstream:
         except TimeoutError:
             raise Unreachable(f"no connection within {self._connect_seconds:g} s") from None
         except OSError as error:
+            if error.errno in _OUR_OWN:
+                raise _none_left(error) from None
             raise Unreachable(f"no connection: {error.strerror or error}") from None
         return made
 
@@ -224,3 +234,12 @@ class Upstream:
         """Close the idle connections."""
         for connection in self._idle:
             connection.transport.close()
+
+
+def _none_left(error: OSError) -> ApiError:
+    return ApiError(
+        503,
+        f"the gateway can make no further connection to an engine ({error.strerror}); try again later",
+        code="no_connection",
+        headers={"Retry-After": "1"},
+    )

@@ -93,11 +93,11 @@ class Breaker:
 
     def allows(self, now: float) -> bool:
         """Whether a request may go there."""
-        if self._open_until is None:
-            return now >= self.busy_until
+        return now >= self.busy_until and (self._open_until is None or self.up(now))
+
+    def up(self, now: float) -> bool:
+        """Whether a request might go there, but for what the engine asked: one that is busy is up."""
         self._settle(now)
-        if now < self.busy_until:
-            return False
         return self._open_until is None or (now >= self._open_until and not self._probe)
 
     def retry_at(self, now: float) -> float:

@@ -43,10 +43,10 @@ class Ledger:
     Each request that was `sent` ends with exactly one of `ended`, `failed`, `turned_away`; what is told of a request
     that is not (or no longer) there is ignored.
 
-    lost: called with the name of an engine whose cache is not worth a detour any more: `Route.forget`
+    lost: called with an engine whose cache is not worth a detour any more: `Route.forget` is for that
     """
 
-    def __init__(self, lost: Callable[[str], None] | None = None) -> None:
+    def __init__(self, lost: Callable[[ReplicaView], None] | None = None) -> None:
         self._sent: dict[str, _Sent] = {}
         self._unseen: list[tuple[float, int, str, _Sent]] = []  # when a first token is presumed that nobody will see
         self._lost = lost
@@ -59,7 +59,6 @@ class Ledger:
         """`r` goes where `choice` says. Raises ValueError for one that is out already."""
         if r.id in self._sent:
             raise ValueError(f"request {r.id} was sent before and has not ended")
-        self._presume(now)
         to = choice.replica
         pending = r.prompt_tokens - choice.cached_tokens
         found = to.pending_tokens + pending if r.streams and not excess(r, to, to.fresh(now)) else None
@@ -117,7 +116,7 @@ class Ledger:
             return
         opened = sent.replica.health.failed(now, sent.probe)
         if self._lost is not None and (opened or kind in LOSES_CACHE):
-            self._lost(sent.replica.name)
+            self._lost(sent.replica)
 
     def turned_away(self, request_id: str, now: float, retry_after: float | None = None) -> None:
         """The engine has no room (429, 503) for so many seconds: no failure, but nothing goes there until then."""
@@ -125,8 +124,8 @@ class Ledger:
         if sent is not None:
             sent.replica.health.busy(now, RETRY_AFTER_S if retry_after is None else retry_after, sent.probe)
 
-    def _presume(self, now: float) -> None:
-        """First tokens that nobody sees are taken to have come when they were predicted."""
+    def presume(self, now: float) -> None:
+        """First tokens that nobody sees are taken to have come when they were predicted. Wanted before each choice."""
         while self._unseen and self._unseen[0][0] <= now:
             due, _, request_id, sent = heappop(self._unseen)
             if self._sent.get(request_id) is sent and sent.first_token_at is None:

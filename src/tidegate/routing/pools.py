@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tidegate.core.slo import NO_SLO, Slo, shortest
@@ -33,15 +33,28 @@ class Pools:
         if self.borrow is not None and not 0 < self.borrow <= 1:
             raise ValueError(f"borrow must be above 0 and at most 1, not {self.borrow}")
 
+    def kept_to(self, slo_class: str, pools: Collection[str]) -> str | None:
+        """The pool that alone serves a class, of the `pools` that have engines; None where others may as well."""
+        pool = self.of_class.get(slo_class)
+        return pool if self.borrow is None and pool in pools else None
+
     def allowed(
-        self, r: RouteView, replicas: Sequence[ReplicaView], cached: Mapping[str, int], now: float
+        self,
+        r: RouteView,
+        replicas: Sequence[ReplicaView],
+        cached: Mapping[str, int],
+        now: float,
+        pools: Collection[str] = (),
     ) -> Sequence[ReplicaView]:
-        """Those of `replicas` that may serve `r`, in their order; all where its pool has none."""
+        """Those of `replicas` that may serve `r`, in their order; all where its pool has no engine at all.
+
+        pools: those that have engines, of which `replicas` need not hold any: one that is down is still its class's
+        """
         pool = self.of_class.get(r.slo_class)
         if pool is None:
             return replicas
         own = [c for c in replicas if c.pool == pool]
-        if len(own) == len(replicas) or not own:
+        if len(own) == len(replicas) or not (own or pool in pools):
             return replicas
         if self.borrow is None or self._has_room(r, own, cached, now):
             return own

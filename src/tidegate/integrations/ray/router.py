@@ -38,7 +38,7 @@ class TidegateRouter(RequestRouter):
     def initialize_state(self, route: str = "joint") -> None:
         self.random = Random()
         self.route = build_route(route, random=self.random)
-        self.ledger = Ledger(lost=self.route.forget)
+        self.ledger = Ledger(lost=lambda view: self.route.forget(view.name))
         self.views: dict[str, ReplicaView] = {}
         self._density = BytesPerToken()
         self._typical = Speed()
@@ -64,6 +64,7 @@ class TidegateRouter(RequestRouter):
         now = monotonic()
         view = call.view if isinstance(call, Call) else self._look_at(pending, call)
         self.ledger.ended(view.id, now, complete=False)  # an attempt before this one
+        self.ledger.presume(now)
         views = [self.views[name] for name in by_name]
         choice = self.route.choose(view, [v for v in views if v.health.allows(now)] or views, now)
         self.ledger.sent(view, choice, now)
