@@ -211,3 +211,18 @@ async def test_draining_is_bounded_and_ends_streams_with_an_error() -> None:
         assert broken.error is not None
         assert (refused.status, refused.terminal) == (503, True)
         assert hows(running) == ["client_left", "client_left"]
+
+
+async def test_a_request_that_is_half_read_is_told_of_the_shutdown() -> None:
+    async with backends(1) as behind, gateway(behind, drain_seconds=10.0) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(running.url.rpartition(":")[2]))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\ncontent-length: 14\r\n\r\n{")
+        async with asyncio.timeout(10):
+            while not any(connection._head_read for connection in running.service.connections):
+                await asyncio.sleep(0.005)
+            drained = asyncio.create_task(running.service.drain(asyncio.Event()))
+            came = await reader.read()
+            writer.close()
+            await drained
+        assert came.startswith(b"HTTP/1.1 503")
+        assert b'"draining"' in came

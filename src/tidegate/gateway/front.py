@@ -12,13 +12,25 @@ from typing import Protocol, cast
 import httptools
 
 from tidegate.api.errors import ApiError
-from tidegate.gateway.http1 import LAST_CHUNK, WITHOUT_BODY, Headers, chunk, response_head, send_at_once, without_frame
+from tidegate.gateway.deadline import Deadline
+from tidegate.gateway.http1 import (
+    LAST_CHUNK,
+    WITHOUT_BODY,
+    Headers,
+    chunk,
+    response_head,
+    send_at_once,
+    unread,
+    without_frame,
+)
 
 _log = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 75.0  # longer than clients pool a connection, so that none is closed under a request
 _LAST_WORDS_SECONDS = 2.0  # for a client that is still sending to read why it was refused
 _MAX_HEAD = 64 * 1024  # bytes
+_MAX_HELD = 64 * 1024  # bytes behind a request that waits; one read may bring a few more
+_PIECE = 16 * 1024  # bytes
 _JSON = (b"content-type", b"application/json")
 
 
@@ -168,20 +180,26 @@ class Reply:
 
 
 class ClientConnection(asyncio.Protocol):
-    """HTTP/1.1 with one client. One request is answered at a time; one more may be read meanwhile."""
+    """HTTP/1.1 with one client. One request is answered at a time; one more may be read meanwhile.
+
+    What comes after that one is held as it came, for the end of the connection to be noticed behind it, and no more of
+    it than a bound. No answer begins before the client has read what was written before.
+    """
 
     def __init__(self, handler: Handler, connections: set[ClientConnection]) -> None:
         self._handler = handler
         self._connections = connections
         self._loop = asyncio.get_running_loop()
         self._parser: httptools.HttpRequestParser | None = None
-        self._deadline: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._to_come = Deadline(self._loop, self._nothing_came)
+        self._to_be_read = Deadline(self._loop, self._look_whether_read)
+        self._unread_then = 0  # bytes of answers that the client had not read when that was looked at last
         self._reading = False  # a request has begun and is not whole
         self._unread_bytes = 0  # that came since the last of a body: of heads, trailers and what is around chunks
         self._head_read = False
         self._closing = False
         self._waiting: deque[tuple[Request, Reply]] = deque()
+        self._held = bytearray()  # what came after those that wait
         self._reply: Reply | None = None
         self._task: asyncio.Task[None] | None = None
         self.paused = False
@@ -196,47 +214,54 @@ class ClientConnection(asyncio.Protocol):
             return
         self._parser = httptools.HttpRequestParser(self)
         self._connections.add(self)
-        self._expect_within(self._handler.stall_seconds)
+        self._to_come.within(self._handler.stall_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
         self._parser = None  # it holds this object, which holds it
         self._closing = True
-        self._expect_within(None)
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
+        self._to_come.end()
+        self._to_be_read.end()
+        self.give_up()
 
     def data_received(self, data: bytes) -> None:
         if self._closing or self._parser is None:
             return
-        self._unread_bytes += len(data)
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            refused = error.__context__ if isinstance(error.__context__, ApiError) else None
-            self._refuse_unread(refused or ApiError(400, f"the request is not HTTP/1.1: {error}"))
+        if self._waiting:
+            self._held += data
         else:
-            self._bound_what_is_unread()
+            self._read_on(data)
+        if len(self._held) > _MAX_HELD:
+            self.transport.pause_reading()
+
+    def eof_received(self) -> None:
+        """The client has left, or reads only: what was written so far is still sent to it."""
+        self._closing = True
+        self._to_be_read_from_now()
+        self.give_up()
+        self._reply = None
 
     def pause_writing(self) -> None:
         self.paused = True
-        self._expect_within(self._handler.stall_seconds)
+        self._to_be_read_from_now()
         if self._reply is not None and self._reply.on_pause is not None:
             self._reply.on_pause()
 
     def resume_writing(self) -> None:
         self.paused = False
-        self._expect_within(None)
-        if self._reply is not None and self._reply.on_resume is not None:
+        if self._reply is None and self._closing:  # then all of it has to be read
+            return
+        self._to_be_read.drop()
+        if self._reply is None:
+            self._go_on()
+        elif self._reply.on_resume is not None:
             self._reply.on_resume()
 
     # The parser's side.
 
     def on_message_begin(self) -> None:
         if not self._reading and self._reply is None:
-            self._expect_within(self._handler.stall_seconds)
+            self._to_come.within(self._handler.stall_seconds)
         self._reading = True
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
@@ -288,10 +313,8 @@ class ClientConnection(asyncio.Protocol):
         self._reply = self._task = None
         if close or self._closing:
             self._close_soon()
-            return
-        self._expect_within(self._handler.stall_seconds if self._reading else KEEP_ALIVE_SECONDS)
-        self.transport.resume_reading()
-        self._answer_next()
+        else:
+            self._go_on()
 
     def abort(self) -> None:
         """Close at once; what was not sent yet is lost, and the client sees that."""
@@ -302,15 +325,18 @@ class ClientConnection(asyncio.Protocol):
     # Shutting down.
 
     @property
-    def idle(self) -> bool:
-        """Whether no request is being read or answered."""
-        return self._reply is None and not self._reading
+    def unsent(self) -> int:
+        """Bytes of answers that the system has not taken."""
+        return self.transport.get_write_buffer_size()
 
     def close(self) -> None:
-        """Take no further request: an idle connection closes now, another one after its answer."""
-        self._closing = True
-        if self._reply is None:
-            self.transport.close()
+        """Take no further request: one that is half read is refused. The answer under way is the last."""
+        if self._reply is not None:
+            self._closing = True
+        elif self._reading:
+            self._refuse_unread(_shut_down())
+        else:
+            self._leave()
 
     def give_up(self) -> None:
         """End the answer under way with an error."""
@@ -319,16 +345,38 @@ class ClientConnection(asyncio.Protocol):
 
     # What happens between.
 
+    def _read_on(self, data: bytes) -> None:
+        """Read requests until one waits. A piece at a time: one read may bring thousands."""
+        assert self._parser is not None
+        at = 0
+        try:
+            while at < len(data) and not self._waiting and self._unread_bytes <= _MAX_HEAD:
+                piece = data[at : at + _PIECE]
+                at += len(piece)
+                self._unread_bytes += len(piece)
+                self._parser.feed_data(piece)
+        except httptools.HttpParserError as error:
+            refused = error.__context__ if isinstance(error.__context__, ApiError) else None
+            self._refuse_unread(refused or ApiError(400, f"the request is not HTTP/1.1: {error}"))
+        else:
+            self._held += data[at:]
+            self._bound_what_is_unread()
+
+    def _go_on(self) -> None:
+        """Answer the next request; read on if none waits."""
+        self._to_come.within(self._handler.stall_seconds if self._reading else KEEP_ALIVE_SECONDS)
+        self._answer_next()
+        if self._held and not self._waiting:
+            held, self._held = bytes(self._held), bytearray()
+            self._read_on(held)
+        if len(self._held) <= _MAX_HELD:
+            self.transport.resume_reading()
+
     def _answer_next(self) -> None:
-        if self._reply is not None:
-            if len(self._waiting) > 0:  # read on only when there is room: a client may not pile requests up here
-                self.transport.pause_reading()
-            return
-        if not self._waiting:
+        if self._reply is not None or self.paused or not self._waiting:
             return
         request, self._reply = self._waiting.popleft()
-        if not self._reading:
-            self._expect_within(None)
+        self._to_come.drop()
         self._task = self._loop.create_task(self._answer(request, self._reply))
 
     async def _answer(self, request: Request, reply: Reply) -> None:
@@ -338,7 +386,7 @@ class ClientConnection(asyncio.Protocol):
             reply.refuse(error)
         except asyncio.CancelledError:
             if reply.connected and not reply.ended:  # it is the gateway that leaves
-                reply.refuse(ApiError(503, "the gateway was shut down", code="draining"))
+                reply.refuse(_shut_down())
             raise
         except Exception:  # noqa: BLE001 - a mistake of ours is one request's end, not the connection's
             _log.exception("a request could not be answered")
@@ -358,40 +406,44 @@ class ClientConnection(asyncio.Protocol):
         self._closing = True
         if not self.transport.is_closing():
             self.transport.write_eof()
-            self._expect_within(_LAST_WORDS_SECONDS)
+            self.transport.resume_reading()
+            self._to_be_read_from_now()
+            self._to_come.within(_LAST_WORDS_SECONDS)
+
+    def _leave(self) -> None:
+        """Close once what was written is sent."""
+        self._closing = True
+        self._to_be_read_from_now()
+        self.transport.close()
 
     def _bound_what_is_unread(self) -> None:
         if self._unread_bytes > _MAX_HEAD:
             self._refuse_unread(ApiError(431, f"the headers are larger than {_MAX_HEAD} bytes; send fewer"))
         elif self._head_read and self._reply is None:
-            self._expect_within(self._handler.stall_seconds)
+            self._to_come.within(self._handler.stall_seconds)
 
     def _too_large(self) -> ApiError:
         limit = self._handler.max_body_bytes
         message = f"the body is larger than {limit} bytes; send less, or raise gateway.max_body_bytes"
         return ApiError(413, message, code="body_too_large")
 
-    def _expect_within(self, seconds: float | None) -> None:
-        """Something must happen by then; None: nothing has to. A timer that goes off too early is set anew then."""
-        if seconds is None:
-            self._deadline = None
-            return
-        self._deadline = self._loop.time() + seconds
-        if self._timer is not None and self._timer.when() > self._deadline:
-            self._timer.cancel()
-            self._timer = None
-        if self._timer is None:
-            self._timer = self._loop.call_at(self._deadline, self._due)
+    def _to_be_read_from_now(self) -> None:
+        self._unread_then = unread(self.transport)
+        self._to_be_read.within(self._handler.stall_seconds)
 
-    def _due(self) -> None:
-        self._timer = None
-        if self._deadline is None:
-            return
-        left = self._deadline - self._loop.time()
-        if left > 0:
-            self._timer = self._loop.call_later(left, self._due)
-        elif self.paused or self._closing:
+    def _look_whether_read(self) -> None:
+        """Give a client up that has read nothing since the last look. Slowly is not too slowly."""
+        before, self._unread_then = self._unread_then, unread(self.transport)
+        if self._unread_then and self._unread_then == before:
             self.transport.abort()
+        else:
+            self._to_be_read.within(self._handler.stall_seconds)
+
+    def _nothing_came(self) -> None:
+        if self._closing:
+            self._end_of_last_words()
+        elif self.paused:
+            return  # it is for the client to read first; then the time begins anew
         elif self._head_read:
             seconds = self._handler.stall_seconds
             message = f"nothing of the body came for {seconds:g} s; send it whole"
@@ -399,9 +451,19 @@ class ClientConnection(asyncio.Protocol):
         elif self._reading:
             self._refuse_unread(ApiError(408, "the head of the request did not come in time", code="head_stalled"))
         else:
-            self.transport.close()
+            self._leave()
+
+    def _end_of_last_words(self) -> None:
+        if unread(self.transport):
+            self._to_come.within(_LAST_WORDS_SECONDS)
+        else:
+            self.transport.abort()
 
 
 def _too_many(limit: int) -> ApiError:
     message = f"{limit} clients are connected, which is the most; come back later, or raise gateway.max_connections"
     return ApiError(503, message, code="too_many_connections", headers={"Retry-After": "5"})
+
+
+def _shut_down() -> ApiError:
+    return ApiError(503, "the gateway was shut down", code="draining", headers={"Retry-After": "5"})

@@ -100,13 +100,16 @@ class Service:
         self.route.forget(replica)
 
     async def drain(self, at_once: asyncio.Event) -> None:
-        """Take nothing new, and let what there is finish, for as long as it may or until `at_once`."""
+        """Take nothing new, and let what there is finish and be sent, for as long as it may or until `at_once`."""
         self.app.draining = True
-        await _until(lambda: not self.app.in_flight, self.config.gateway.drain_seconds, at_once)
+        await _until(self._finished, self.config.gateway.drain_seconds, at_once)
         for connection in list(self.connections):
             connection.close()
             connection.give_up()
         await _until(lambda: not self.connections, _LAST_WORDS_SECONDS, at_once)
+
+    def _finished(self) -> bool:
+        return not self.app.in_flight and not any(connection.unsent for connection in self.connections)
 
     async def close(self) -> None:
         """Give back what is held beside requests."""
