@@ -166,6 +166,16 @@ async def test_a_kept_connection_that_is_closed_under_a_request_is_no_fault() ->
         assert not running.ends.failures
 
 
+async def test_a_kept_connection_that_is_reset_after_the_head_of_an_answer_is_a_fault() -> None:
+    async with backends(1) as behind, gateway(behind, hold_seconds=0.1) as running:
+        assert (await running.stream()).complete
+        behind[0].mode = "reset_after_head"
+        answer = await running.stream()
+        assert answer.status in (502, 503)
+        assert len(behind[0].requests) == len(running.ends.choices)  # none was repeated without a word
+        assert set(running.ends.failures["backend-0"]) == {"reset"}
+
+
 async def test_an_engine_that_is_taken_away_finishes_its_streams() -> None:
     async with backends(2, gap=0.02, events=10) as behind, gateway(behind) as running:
         wanted = {replica.name: replica.wanted for replica in running.service.fleet}

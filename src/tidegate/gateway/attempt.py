@@ -126,7 +126,7 @@ class Attempt:
                 raise
             finally:
                 self._stop()
-            if self.how is not How.RESET or not reused:
+            if self.how is not How.RESET or not reused or self._connection.answering:
                 assert self.how is not None
                 return self.how
             # It was closed for idleness while the request was on its way: no fault of anybody.
