@@ -220,7 +220,9 @@ async def test_draining_is_bounded_and_ends_streams_with_an_error() -> None:
         assert broken.events == [0, 1]
         assert broken.error is not None
         assert (refused.status, refused.terminal) == (503, True)
-        assert hows(running) == ["client_left", "client_left"]
+        assert broken.error["code"] == "cut"
+        assert hows(running) == ["shut_down", "shut_down"]
+        assert not running.ends.failures
 
 
 async def test_a_request_that_is_half_read_is_told_of_the_shutdown() -> None:

@@ -187,3 +187,48 @@ async def test_one_client_too_many_is_told_so_and_harms_nobody() -> None:
                 await asyncio.sleep(0.005)
         assert (await running.stream()).complete
         second[1].close()
+
+
+async def test_of_those_who_are_too_many_not_too_many_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate.gateway.front._MAX_REFUSED", 2)
+    async with backends(1) as behind, gateway(behind, max_connections=1) as running:
+        port = int(running.url.rpartition(":")[2])
+        clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(6)]
+        async with asyncio.timeout(10):
+            told = await asyncio.gather(*(reader.read() for reader, _ in clients[1:]), return_exceptions=True)
+        assert sum(came.startswith(b"HTTP/1.1 503") for came in told if isinstance(came, bytes)) == 2
+        for _, writer in clients:
+            writer.close()
+
+
+async def test_who_is_still_sending_learns_why_it_was_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate.gateway.front._LAST_WORDS_SECONDS", 0.3)
+    async with backends(1) as behind, gateway(behind, max_body_bytes=1000) as running:
+        pieces = [b"x" * 100_000] * 40
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(running.url.rpartition(":")[2]))
+        writer.write(START + b"content-length: 4000000\r\n\r\n")
+        for piece in pieces:  # more than twice as long as last words take
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.02)
+        async with asyncio.timeout(10):
+            assert (await reader.read()).startswith(b"HTTP/1.1 413")
+        writer.close()
+
+
+async def test_what_comes_for_a_client_that_has_just_left_goes_nowhere() -> None:
+    loop, wrong = asyncio.get_running_loop(), list[object]()
+    loop.set_exception_handler(lambda _, context: wrong.append(context))
+    async with backends(1, mode="stall") as behind, gateway(behind) as running:
+        streamed = asyncio.create_task(running.stream())
+        while not running.ends.first_tokens:
+            await asyncio.sleep(0.005)
+        (connection,) = running.service.connections
+        reply = connection._reply
+        assert reply is not None
+        connection.transport.abort()
+        loop.call_soon(reply.write, b"more")  # after the connection is lost, and before its task hears of it
+        with pytest.raises(Exception, match=r"payload|closed|disconnected"):
+            await streamed
+        assert [end.how for end in running.ends.ends] == ["client_left"]
+    assert not wrong

@@ -27,7 +27,9 @@ from tidegate.gateway.http1 import (
 _log = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 75.0  # longer than clients pool a connection, so that none is closed under a request
-_LAST_WORDS_SECONDS = 2.0  # for a client that is still sending to read why it was refused
+_LAST_WORDS_SECONDS = 2.0  # for a client to read why it was refused, once it sends nothing more
+_MAX_LAST_WORDS_SECONDS = 30.0  # the same for one that does not cease to send
+_MAX_REFUSED = 64  # connections beyond the most that are told so at once
 _MAX_HEAD = 64 * 1024  # bytes
 _MAX_HELD = 64 * 1024  # bytes behind a request that waits; one read may bring a few more
 _PIECE = 16 * 1024  # bytes
@@ -83,8 +85,9 @@ class Handler(Protocol):
 class Reply:
     """The answer to one request. Its head goes out with the first bytes of its body.
 
-    paused:    the client does not read as fast as it is written to
+    paused:   the client does not read as fast as it is written to
     on_pause, on_resume: told when that changes
+    given_up: the gateway is shut down before it is complete; one that is cancelled otherwise has lost its client
     """
 
     __slots__ = (
@@ -94,6 +97,7 @@ class Reply:
         "_head",
         "_write",
         "ended",
+        "given_up",
         "headers",
         "on_pause",
         "on_resume",
@@ -109,17 +113,13 @@ class Reply:
         self.headers: list[tuple[bytes, bytes]] = []  # in every answer
         self.started = False
         self.ended = False
+        self.given_up = False
         self.on_pause: Callable[[], None] | None = None
         self.on_resume: Callable[[], None] | None = None
 
     @property
     def paused(self) -> bool:
         return self._connection.paused
-
-    @property
-    def connected(self) -> bool:
-        """Whether anybody can still read it."""
-        return not self._connection.transport.is_closing()
 
     def start(self, status: int, headers: Headers, length: int | None = None) -> None:
         """Begin an answer; its length in bytes where that is known."""
@@ -173,6 +173,10 @@ class Reply:
         self._close = self._close or len(headers) < len(own)
         self.whole(error.status, [_JSON, *headers], json.dumps(error.body).encode())
 
+    def abandon(self) -> None:
+        """Nobody reads it. An engine may send more before its request is cancelled."""
+        self._write = _nowhere
+
     def break_off(self) -> None:
         """End an answer that cannot be finished so that the client notices."""
         self.ended = True
@@ -186,9 +190,10 @@ class ClientConnection(asyncio.Protocol):
     it than a bound. No answer begins before the client has read what was written before.
     """
 
-    def __init__(self, handler: Handler, connections: set[ClientConnection]) -> None:
+    def __init__(self, handler: Handler, connections: set[ClientConnection], refused: set[ClientConnection]) -> None:
         self._handler = handler
-        self._connections = connections
+        self._connections = connections  # those of all clients
+        self._refused = refused  # those that were too many, and are told so
         self._loop = asyncio.get_running_loop()
         self._parser: httptools.HttpRequestParser | None = None
         self._to_come = Deadline(self._loop, self._nothing_came)
@@ -198,6 +203,7 @@ class ClientConnection(asyncio.Protocol):
         self._unread_bytes = 0  # that came since the last of a body: of heads, trailers and what is around chunks
         self._head_read = False
         self._closing = False
+        self._last_words_end = 0.0
         self._waiting: deque[tuple[Request, Reply]] = deque()
         self._held = bytearray()  # what came after those that wait
         self._reply: Reply | None = None
@@ -210,7 +216,7 @@ class ClientConnection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         send_at_once(transport)
         if len(self._connections) >= self._handler.max_connections:
-            self._refuse_unread(_too_many(self._handler.max_connections))
+            self._turn_away()
             return
         self._parser = httptools.HttpRequestParser(self)
         self._connections.add(self)
@@ -218,14 +224,16 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
+        self._refused.discard(self)
         self._parser = None  # it holds this object, which holds it
         self._closing = True
         self._to_come.end()
         self._to_be_read.end()
-        self.give_up()
+        self._abandon()
 
     def data_received(self, data: bytes) -> None:
-        if self._closing or self._parser is None:
+        if self._closing:
+            self._wait_for_last_words()
             return
         if self._waiting:
             self._held += data
@@ -238,8 +246,7 @@ class ClientConnection(asyncio.Protocol):
         """The client has left, or reads only: what was written so far is still sent to it."""
         self._closing = True
         self._to_be_read_from_now()
-        self.give_up()
-        self._reply = None
+        self._abandon()
 
     def pause_writing(self) -> None:
         self.paused = True
@@ -340,10 +347,28 @@ class ClientConnection(asyncio.Protocol):
 
     def give_up(self) -> None:
         """End the answer under way with an error."""
-        if self._task is not None:
+        if self._task is not None and self._reply is not None:
+            self._reply.given_up = True
             self._task.cancel()
 
     # What happens between.
+
+    def _turn_away(self) -> None:
+        """Tell a client that there are too many. When there are too many of those as well, close at once."""
+        self._closing = True
+        if len(self._refused) >= _MAX_REFUSED:
+            self.transport.abort()
+        else:
+            self._refused.add(self)
+            self._refuse_unread(_too_many(self._handler.max_connections))
+
+    def _abandon(self) -> None:
+        """The client has left the answer under way."""
+        if self._reply is not None:
+            self._reply.abandon()
+        if self._task is not None:
+            self._task.cancel()
+        self._reply = self._task = None
 
     def _read_on(self, data: bytes) -> None:
         """Read requests until one waits. A piece at a time: one read may bring thousands."""
@@ -385,7 +410,7 @@ class ClientConnection(asyncio.Protocol):
         except ApiError as error:
             reply.refuse(error)
         except asyncio.CancelledError:
-            if reply.connected and not reply.ended:  # it is the gateway that leaves
+            if reply.given_up and not reply.ended:
                 reply.refuse(_shut_down())
             raise
         except Exception:  # noqa: BLE001 - a mistake of ours is one request's end, not the connection's
@@ -408,7 +433,13 @@ class ClientConnection(asyncio.Protocol):
             self.transport.write_eof()
             self.transport.resume_reading()
             self._to_be_read_from_now()
-            self._to_come.within(_LAST_WORDS_SECONDS)
+            self._last_words_end = self._loop.time() + _MAX_LAST_WORDS_SECONDS
+            self._wait_for_last_words()
+
+    def _wait_for_last_words(self) -> None:
+        """Whoever still sends reads later, and is waited for, up to a bound."""
+        if self._reply is None:
+            self._to_come.within(min(_LAST_WORDS_SECONDS, self._last_words_end - self._loop.time()))
 
     def _leave(self) -> None:
         """Close once what was written is sent."""
@@ -458,6 +489,9 @@ class ClientConnection(asyncio.Protocol):
             self._to_come.within(_LAST_WORDS_SECONDS)
         else:
             self.transport.abort()
+
+
+def _nowhere(data: object) -> None: ...
 
 
 def _too_many(limit: int) -> ApiError:

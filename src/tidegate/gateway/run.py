@@ -54,6 +54,7 @@ class Service:
         gateway, pools = config.gateway, pools_of(config)
         self.config = config
         self.connections: set[ClientConnection] = set()
+        self._refused: set[ClientConnection] = set()
         self.route = _route(config, pools)
         typical = Speed()
         self.fleet = Fleet(self._forget, typical, gateway.connect_seconds)
@@ -68,7 +69,7 @@ class Service:
 
     def client(self) -> ClientConnection:
         """The protocol of a client that has just connected."""
-        return ClientConnection(self.app, self.connections)
+        return ClientConnection(self.app, self.connections, self._refused)
 
     def apply(self, config: Config) -> None:
         """Another configuration holds from now on, for those who wait as well; streams go on.
