@@ -47,6 +47,7 @@ async def say(running: Running, *parts: bytes) -> tuple[int, dict[str, str], dic
         ((START.replace(b"v1/", b"v1/../") + b"\r\n",), 404, "nothing at"),
         ((START.replace(b"v1/", b"v1/x/%2E%2e/") + b"\r\n",), 404, "nothing at"),
         ((START.replace(b"POST", b"PATCH") + b"\r\n",), 405, "PATCH"),
+        ((b"CONNECT a:1 HTTP/1.1\r\nhost: x\r\n\r\n",), 405, "CONNECT"),
         ((START.replace(b"/v1/completions", b"/else") + b"\r\n",), 404, "/else"),
     ],
 )
@@ -59,6 +60,17 @@ async def test_what_is_not_read_is_refused_and_the_connection_closed(
         assert says in body["error"]["message"]
         assert headers["connection"] == "close"
         assert not behind[0].requests
+
+
+async def test_a_refusal_of_head_has_no_body() -> None:
+    async with backends(1) as behind, gateway(behind) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(running.url.rpartition(":")[2]))
+        writer.write(b"HEAD /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        async with asyncio.timeout(10):
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        assert head.startswith(b"HTTP/1.1 405")
+        assert body == b""
 
 
 @pytest.mark.parametrize("key", [None, "Bearer wrong", "right"])

@@ -123,6 +123,18 @@ async def test_no_answer_begins_before_those_before_it_were_read() -> None:
         assert came.count(b"HTTP/1.1 200") == 4
 
 
+async def test_a_refusal_does_not_overtake_the_answers_before_it() -> None:
+    async with backends(1) as behind, gateway(behind) as running, slow(running) as client:
+        await client.say(BIG)
+        connection = await connected(running)
+        await until(lambda: connection.paused)
+        await client.say(HEALTH + b"\x00no request\r\n\r\n")
+        await until(lambda: connection._closing)
+        came = await client.read_all()
+        assert len(came) > SIZE
+        assert b" 400 " not in came
+
+
 async def test_who_reads_nothing_of_what_came_before_is_given_up_with_all_that_waits() -> None:
     async with backends(1) as behind, gateway(behind, body_seconds=0.2) as running, slow(running) as client:
         await client.say(BIG + STREAM)

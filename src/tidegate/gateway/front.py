@@ -91,6 +91,7 @@ class Reply:
     """
 
     __slots__ = (
+        "_bodiless",
         "_close",
         "_connection",
         "_framed",
@@ -104,7 +105,8 @@ class Reply:
         "started",
     )
 
-    def __init__(self, connection: ClientConnection, close: bool, framed: bool) -> None:
+    def __init__(self, connection: ClientConnection, close: bool, framed: bool, bodiless: bool = False) -> None:
+        self._bodiless = bodiless  # to HEAD, which is told of a body and not given it
         self._connection = connection
         self._close = close
         self._framed = framed  # HTTP/1.0 knows no chunks: there the end of the connection is that of the body
@@ -164,7 +166,7 @@ class Reply:
     def whole(self, status: int, headers: Headers, body: bytes) -> None:
         """An answer in one piece."""
         self.start(status, headers, len(body))
-        self.end(body)
+        self.end(b"" if self._bodiless else body)
 
     def refuse(self, error: ApiError) -> None:
         """An error as the whole answer."""
@@ -267,7 +269,7 @@ class ClientConnection(asyncio.Protocol):
     # The parser's side.
 
     def on_message_begin(self) -> None:
-        if not self._reading and self._reply is None:
+        if not self._reading and self._is_next():
             self._to_come.within(self._handler.stall_seconds)
         self._reading = True
         self._url = b""
@@ -286,7 +288,7 @@ class ClientConnection(asyncio.Protocol):
         self._head_read, self._unread_bytes = True, 0
         method = self._parser.get_method().decode()
         self._request = request = Request(method, self._url.decode("latin-1"), self._headers)
-        if self._parser.should_upgrade():  # the parser takes the rest for another protocol
+        if self._parser.should_upgrade() and method != "CONNECT":  # the parser takes the rest for another protocol
             raise ApiError(400, "this server changes to no other protocol; leave the header 'Upgrade' out")
         self._framed = self._parser.get_http_version() == "1.1"
         self._close = not (self._framed and self._parser.should_keep_alive())  # 1.0 would have to be told of more
@@ -296,7 +298,7 @@ class ClientConnection(asyncio.Protocol):
         length = request.fields.get("content-length")
         if length is not None and int(length) > self._handler.max_body_bytes:
             raise self._too_large()
-        if self._framed and request.fields.get("expect", "").lower() == "100-continue" and self._reply is None:
+        if self._framed and request.fields.get("expect", "").lower() == "100-continue" and self._is_next():
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, data: bytes) -> None:
@@ -397,6 +399,10 @@ class ClientConnection(asyncio.Protocol):
         if len(self._held) <= _MAX_HELD:
             self.transport.resume_reading()
 
+    def _is_next(self) -> bool:
+        """Whether the request that is being read is the next to be answered."""
+        return self._reply is None and not self._waiting
+
     def _answer_next(self) -> None:
         if self._reply is not None or self.paused or not self._waiting:
             return
@@ -423,8 +429,15 @@ class ClientConnection(asyncio.Protocol):
     def _refuse_unread(self, error: ApiError) -> None:
         """Refuse a request that was not read whole. What still comes of it is thrown away."""
         self._reading, self._closing = False, True
-        if self._reply is None:  # else the answer under way is the last
-            Reply(self, close=True, framed=True).refuse(error)
+        if self._reply is not None:  # its answer is the last
+            return
+        if self._waiting:  # their answers would have to come before this one
+            self._close_soon()
+        else:
+            Reply(self, close=True, framed=True, bodiless=self._asks_for_head()).refuse(error)
+
+    def _asks_for_head(self) -> bool:
+        return self._parser is not None and self._parser.get_method() == b"HEAD"
 
     def _close_soon(self) -> None:
         """Close once the client has had time to read: closing under what it still sends would lose the answer."""
@@ -450,7 +463,7 @@ class ClientConnection(asyncio.Protocol):
     def _bound_what_is_unread(self) -> None:
         if self._unread_bytes > _MAX_HEAD:
             self._refuse_unread(ApiError(431, f"the headers are larger than {_MAX_HEAD} bytes; send fewer"))
-        elif self._head_read and self._reply is None:
+        elif self._head_read and self._is_next():
             self._to_come.within(self._handler.stall_seconds)
 
     def _too_large(self) -> ApiError:
