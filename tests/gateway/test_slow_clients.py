@@ -207,7 +207,8 @@ async def test_a_client_that_reads_slowly_and_steadily_is_not_given_up() -> None
         assert not running.ends.ends
 
 
-async def test_a_shutdown_waits_for_what_clients_have_not_read() -> None:
+async def test_a_shutdown_waits_for_what_clients_have_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate.gateway.run._LAST_WORDS_SECONDS", 0.02)
     async with backends(1) as behind, gateway(behind, drain_seconds=20.0) as running, slow(running) as client:
         await client.say(BIG)
         connection = await connected(running)
