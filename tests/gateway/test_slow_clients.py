@@ -162,7 +162,7 @@ async def test_a_connection_that_was_paused_is_idle_no_longer_than_another(monke
 
 
 async def test_a_body_is_waited_for_no_longer_behind_an_answer_that_was_read_late() -> None:
-    async with backends(1) as behind, gateway(behind, body_seconds=0.3) as running, slow(running) as client:
+    async with backends(1) as behind, gateway(behind, body_seconds=0.8) as running, slow(running) as client:
         await client.say(BIG + STREAM[:-1])
         connection = await connected(running)
         await until(lambda: connection.paused)
@@ -192,14 +192,14 @@ async def test_who_sends_no_more_and_does_not_read_is_given_up() -> None:
 async def test_a_client_that_reads_slowly_and_steadily_is_not_given_up() -> None:
     async with (
         backends(1, events=1024, padding=64 * 1024) as behind,
-        gateway(behind, body_seconds=0.5) as running,
+        gateway(behind, body_seconds=0.8) as running,
         slow(running) as client,
     ):
         await client.say(STREAM)
         connection = await connected(running)
         await until(lambda: connection.paused)
         loop = asyncio.get_running_loop()
-        end = loop.time() + 1.5  # three times as long as one may read nothing
+        end = loop.time() + 2.0  # more than twice as long as one may read nothing
         while loop.time() < end:
             assert await client.read(1000)
             await asyncio.sleep(0.02)
