@@ -58,7 +58,8 @@ class Backend:
     stall  nothing more comes after `cut_after` events
     hang   the request is read and never answered
     reset  the connection is reset before a byte of the answer
-    stale  the same, but only where it had a request before
+    reset_after_head  the same, with the head sent
+    stale  as reset, but only where it had a request before
     503, 429, 500, 400: that status; with `retry_after` where it is set
     """
 
@@ -174,6 +175,11 @@ class _Connection(asyncio.Protocol):
         if mode == "reset" or (mode == "stale" and self._requests > 1):
             self._task = None
             self.reset()
+            return
+        if mode == "reset_after_head":
+            self._task = None
+            self.transport.write(HEAD)
+            asyncio.get_running_loop().call_later(0.02, self.reset)
             return
         if mode.isdigit():
             self._refuse(int(mode))

@@ -218,6 +218,16 @@ async def test_a_kept_connection_that_is_closed_under_a_request_is_no_fault() ->
         assert not running.ends.failures
 
 
+async def test_a_kept_connection_that_is_reset_after_the_head_of_an_answer_is_a_fault() -> None:
+    async with backends(1) as behind, gateway(behind, hold_seconds=0.1) as running:
+        assert (await running.stream()).complete
+        behind[0].mode = "reset_after_head"
+        answer = await running.stream()
+        assert answer.status in (502, 503)
+        assert len(behind[0].requests) == len(running.ends.choices)  # none was repeated without a word
+        assert set(running.ends.failures["backend-0"]) == {"reset"}
+
+
 async def test_an_engine_that_is_taken_away_finishes_its_streams() -> None:
     async with backends(2, gap=0.02, events=10) as behind, gateway(behind) as running:
         wanted = {replica.name: replica.wanted for replica in running.service.fleet}
@@ -262,4 +272,21 @@ async def test_draining_is_bounded_and_ends_streams_with_an_error() -> None:
         assert broken.events == [0, 1]
         assert broken.error is not None
         assert (refused.status, refused.terminal) == (503, True)
-        assert hows(running) == ["client_left", "client_left"]
+        assert broken.error["code"] == "cut"
+        assert hows(running) == ["shut_down", "shut_down"]
+        assert not running.ends.failures
+
+
+async def test_a_request_that_is_half_read_is_told_of_the_shutdown() -> None:
+    async with backends(1) as behind, gateway(behind, drain_seconds=10.0) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(running.url.rpartition(":")[2]))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\ncontent-length: 14\r\n\r\n{")
+        async with asyncio.timeout(10):
+            while not any(connection._head_read for connection in running.service.connections):
+                await asyncio.sleep(0.005)
+            drained = asyncio.create_task(running.service.drain(asyncio.Event()))
+            came = await reader.read()
+            writer.close()
+            await drained
+        assert came.startswith(b"HTTP/1.1 503")
+        assert b'"draining"' in came

@@ -62,6 +62,7 @@ async def test_what_follows_an_answer_is_no_part_of_it(more: bytes) -> None:
         b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\nxxx",
         HI.replace(b"200", b"000"),
         HI.replace(b"content-length: 2", b"content-length: 2\r\ncontent-length: 5"),
+        HI.replace(b"content-length: 2", b"transfer-encoding: gzip"),
         b"\x00garbage\r\n\r\n",
         b"",
     ],
@@ -104,6 +105,13 @@ async def test_a_cut_stream_that_no_event_fits_into_ends_with_its_connection(fra
         assert b"error" not in body
         assert closed
         assert [end.how for end in running.ends.ends] == ["cut"]
+
+
+async def test_an_answer_in_no_transfer_encoding_ends_with_the_engines_connection() -> None:
+    async with before(b"HTTP/1.1 200 OK\r\ntransfer-encoding: identity\r\n\r\nhi") as running:
+        _, body, closed = await ask(running)
+        assert (body, closed) == (b"2\r\nhi\r\n0\r\n\r\n", False)
+        assert [end.how for end in running.ends.ends] == ["done"]
 
 
 async def test_a_content_type_is_known_in_any_case() -> None:

@@ -241,6 +241,7 @@ class Pausing:
         self._connection.pause()
 
     def ended(self) -> None:
+        self._connection.pause()
         self.whole.set()
 
 

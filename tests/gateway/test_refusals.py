@@ -47,6 +47,7 @@ async def say(running: Running, *parts: bytes) -> tuple[int, dict[str, str], dic
         ((START.replace(b"v1/", b"v1/../") + b"\r\n",), 404, "nothing at"),
         ((START.replace(b"v1/", b"v1/x/%2E%2e/") + b"\r\n",), 404, "nothing at"),
         ((START.replace(b"POST", b"PATCH") + b"\r\n",), 405, "PATCH"),
+        ((b"CONNECT a:1 HTTP/1.1\r\nhost: x\r\n\r\n",), 405, "CONNECT"),
         ((START.replace(b"/v1/completions", b"/else") + b"\r\n",), 404, "/else"),
     ],
 )
@@ -65,6 +66,17 @@ async def test_whoever_asks_in_another_way_is_told_the_ways_there_are() -> None:
     async with backends(1) as behind, gateway(behind) as running:
         _, headers, _ = await say(running, START.replace(b"POST", b"PATCH") + b"\r\n")
         assert headers["allow"] == "get, post, delete"  # in this order in every process
+
+
+async def test_a_refusal_of_head_has_no_body() -> None:
+    async with backends(1) as behind, gateway(behind) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(running.url.rpartition(":")[2]))
+        writer.write(b"HEAD /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        async with asyncio.timeout(10):
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        assert head.startswith(b"HTTP/1.1 405")
+        assert body == b""
 
 
 @pytest.mark.parametrize("key", [None, "Bearer wrong", "right"])
@@ -193,3 +205,48 @@ async def test_one_client_too_many_is_told_so_and_harms_nobody() -> None:
                 await asyncio.sleep(0.005)
         assert (await running.stream()).complete
         second[1].close()
+
+
+async def test_of_those_who_are_too_many_not_too_many_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate.gateway.front._MAX_REFUSED", 2)
+    async with backends(1) as behind, gateway(behind, max_connections=1) as running:
+        port = int(running.url.rpartition(":")[2])
+        clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(6)]
+        async with asyncio.timeout(10):
+            told = await asyncio.gather(*(reader.read() for reader, _ in clients[1:]), return_exceptions=True)
+        assert sum(came.startswith(b"HTTP/1.1 503") for came in told if isinstance(came, bytes)) == 2
+        for _, writer in clients:
+            writer.close()
+
+
+async def test_who_is_still_sending_learns_why_it_was_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate.gateway.front._LAST_WORDS_SECONDS", 0.3)
+    async with backends(1) as behind, gateway(behind, max_body_bytes=1000) as running:
+        pieces = [b"x" * 100_000] * 40
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(running.url.rpartition(":")[2]))
+        writer.write(START + b"content-length: 4000000\r\n\r\n")
+        for piece in pieces:  # more than twice as long as last words take
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.02)
+        async with asyncio.timeout(10):
+            assert (await reader.read()).startswith(b"HTTP/1.1 413")
+        writer.close()
+
+
+async def test_what_comes_for_a_client_that_has_just_left_goes_nowhere() -> None:
+    loop, wrong = asyncio.get_running_loop(), list[object]()
+    loop.set_exception_handler(lambda _, context: wrong.append(context))
+    async with backends(1, mode="stall") as behind, gateway(behind) as running:
+        streamed = asyncio.create_task(running.stream())
+        while not running.ends.first_tokens:
+            await asyncio.sleep(0.005)
+        (connection,) = running.service.connections
+        reply = connection._reply
+        assert reply is not None
+        connection.transport.abort()
+        loop.call_soon(reply.write, b"more")  # after the connection is lost, and before its task hears of it
+        with pytest.raises(Exception, match=r"payload|closed|disconnected"):
+            await streamed
+        assert [end.how for end in running.ends.ends] == ["client_left"]
+    assert not wrong

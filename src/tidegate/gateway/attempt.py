@@ -48,6 +48,8 @@ class How(StrEnum):
     CUT = "cut"
     STALLED = "stalled"
     CLIENT_LEFT = "client_left"
+    SHUT_DOWN = "shut_down"
+    """The gateway was, before the answer was complete."""
     REFUSED = "refused"
     """The gateway did not send it."""
 
@@ -130,12 +132,12 @@ class Attempt:
             try:
                 await self._ended
             except asyncio.CancelledError:
-                if self.how is None and self._reply.started and self._reply.connected:
-                    self._break_off(How.CUT, "the gateway was shut down")
+                if self.how is None and self._reply.given_up:
+                    self._shut_down()
                 raise
             finally:
                 self._stop()
-            if self.how is not How.RESET or not reused:
+            if self.how is not How.RESET or not reused or self._connection.answering:
                 assert self.how is not None
                 return self.how
             # It was closed for idleness while the request was on its way: no fault of anybody.
@@ -251,10 +253,17 @@ class Attempt:
         self._progress.tokens(self._last, self._untold)
         self._untold = 0
 
-    def _break_off(self, how: How, reason: str) -> None:
+    def _shut_down(self) -> None:
+        reason = "the gateway was shut down"
+        if self._reply.started:
+            self._break_off(How.SHUT_DOWN, reason, code=How.CUT)
+        else:
+            self._now(How.SHUT_DOWN, reason)
+
+    def _break_off(self, how: How, reason: str, code: str | None = None) -> None:
         """End an answer that has begun: with an error where it is a stream of plain events, else so that it shows."""
         if self._events and self._plain:
-            error = ApiError(502, f"the answer was broken off: {reason}", code=how.value)
+            error = ApiError(502, f"the answer was broken off: {reason}", code=code or how.value)
             separator = b"" if self._between else b"\n\n"
             self._reply.end(separator + b"data: " + json.dumps(error.body).encode() + b"\n\n")
         else:
@@ -276,7 +285,7 @@ class Attempt:
             self._timer.cancel()
         if self._untold:  # the client left
             self._tell_tokens()
-        if self.how is None or self.how is How.CUT:
+        if self.how in (None, How.CUT, How.SHUT_DOWN):
             self._connection.abort()
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
-from asyncio import BaseTransport
+import sys
+import termios
+from asyncio import BaseTransport, WriteTransport
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from typing import TypeAlias
@@ -77,3 +80,15 @@ def send_at_once(transport: BaseTransport) -> None:
     sock: socket.socket | None = transport.get_extra_info("socket")
     if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def unread(transport: WriteTransport) -> int:
+    """Bytes that the other end has not taken yet: of ours, and of the system's, which may last a slow one minutes."""
+    held = transport.get_write_buffer_size()
+    sock: socket.socket | None = transport.get_extra_info("socket")
+    if sock is None:
+        return held
+    try:
+        return held + int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except (OSError, ValueError):  # it is closed already
+        return held

@@ -108,7 +108,7 @@ class _Exchange:
             attempt = await self._until_answered()
             how, status, reason = attempt.how or how, attempt.status, attempt.reason
         except asyncio.CancelledError:
-            how, status = How.CLIENT_LEFT, 499
+            how, status, reason = self._cancelled()
             raise
         except ApiError as error:
             how = (self._attempts and self._attempts[-1][1].how) or How.REFUSED
@@ -121,6 +121,12 @@ class _Exchange:
             self._ended(end)
             for observer in self._proxy.observers:
                 observer.ended(self._job, end, now)
+
+    def _cancelled(self) -> tuple[How, int, str]:
+        if not self._reply.given_up:
+            return How.CLIENT_LEFT, 499, ""
+        status = self._attempts[-1][1].status if self._reply.started else 503
+        return How.SHUT_DOWN, status, "the gateway was shut down"
 
     async def _until_answered(self) -> Attempt:
         """Try replicas until one answers or no further one may be tried."""

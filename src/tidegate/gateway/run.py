@@ -53,6 +53,7 @@ class Service:
         gateway, pools = config.gateway, pools_of(config)
         self.config = config
         self.connections: set[ClientConnection] = set()
+        self._refused: set[ClientConnection] = set()
         self.route = _route(config, pools)
         typical = Speed()
         self.fleet = Fleet(self._forget, typical, gateway.connect_seconds)
@@ -67,7 +68,7 @@ class Service:
 
     def client(self) -> ClientConnection:
         """The protocol of a client that has just connected."""
-        return ClientConnection(self.app, self.connections)
+        return ClientConnection(self.app, self.connections, self._refused)
 
     def apply(self, config: Config) -> None:
         """Another configuration holds from now on, for those who wait as well; streams go on.
@@ -100,13 +101,16 @@ class Service:
         self.route.forget(replica)
 
     async def drain(self, at_once: asyncio.Event) -> None:
-        """Take nothing new, and let what there is finish, for as long as it may or until `at_once`."""
+        """Take nothing new, and let what there is finish and be sent, for as long as it may or until `at_once`."""
         self.app.draining = True
-        await _until(lambda: not self.app.in_flight, self.config.gateway.drain_seconds, at_once)
+        await _until(self._finished, self.config.gateway.drain_seconds, at_once)
         for connection in list(self.connections):
             connection.close()
             connection.give_up()
         await _until(lambda: not self.connections, _LAST_WORDS_SECONDS, at_once)
+
+    def _finished(self) -> bool:
+        return not self.app.in_flight and not any(connection.unsent for connection in self.connections)
 
     async def close(self) -> None:
         """Give back what is held beside requests."""

@@ -49,7 +49,11 @@ class Receiver(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """One connection to a replica, for one request after another."""
+    """One connection to a replica, for one request after another.
+
+    used:      it had a request before
+    answering: something of the answer to the last request came
+    """
 
     def __init__(self, idle: list[Connection]) -> None:
         self._idle = idle
@@ -63,6 +67,7 @@ class Connection(asyncio.Protocol):
         self._chunk_is_complete = False
         self._between_chunks = False  # of an answer: the parser waits for the size of the next
         self.used = False
+        self.answering = False
 
     @property
     def open(self) -> bool:
@@ -71,7 +76,7 @@ class Connection(asyncio.Protocol):
     def send(self, head: bytes, body: bytes, receiver: Receiver) -> None:
         """Send a request; `receiver` gets its answer."""
         self._receiver = receiver
-        self._complete = self._until_closed = self._between_chunks = False
+        self._complete = self._until_closed = self._between_chunks = self.answering = False
         self.transport.write(head + body)
 
     def pause(self) -> None:
@@ -135,8 +140,8 @@ class Connection(asyncio.Protocol):
             receiver.data(body)
         if self._complete and self._receiver is receiver:
             self._receiver = None
-            self._release()
             receiver.ended()
+            self._release()  # only now: the last of the answer may have paused it
 
     def _release(self) -> None:
         self.used = True
@@ -152,6 +157,7 @@ class Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         if self._complete:
             raise ValueError("a second answer")
+        self.answering = True
         self._headers: list[tuple[bytes, bytes]] = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -170,8 +176,10 @@ class Connection(asyncio.Protocol):
         for name, value in self._headers:
             if name == b"content-length":
                 length, framed = int(value), True
-            elif name == b"transfer-encoding":
+            elif name == b"transfer-encoding" and value.lower() == b"chunked":
                 framed = True
+            elif name == b"transfer-encoding" and value.lower() != b"identity":
+                raise ValueError("a transfer encoding that nobody asked for")
         self._until_closed = not framed
         self._receiver.head(status, self._headers, length)
 
