@@ -1,7 +1,7 @@
 """The load of `bench/vllm_goodput.py` on a virtual clock, on vLLM's own scheduler: what the order alone is worth.
 
-A step takes 28 ms, 0.37 ms more for each prompt token, 0.25 ms for each decode, and 11 ms where it computes any prompt:
-the shape of a small model on two cores.
+A step takes 35.5 ms, 0.215 ms more for each prompt token, 0.85 ms for each decode, and 12 ms where it computes any
+prompt: a small model on two cores.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SECONDS = 40.0
 
 
 def seconds_of(prefill: int, decodes: int) -> float:
-    return 0.028 + 0.00037 * prefill + 0.00025 * decodes + 0.011 * (prefill > 0)
+    return 0.0355 + 0.000215 * prefill + 0.00085 * decodes + 0.012 * (prefill > 0)
 
 
 def played(system: str, rate: float, toml: str) -> tuple[dict, int]:
