@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tomli_w
 
-from tidegate.config import resolve, to_toml
+from tidegate.config import ServerConfig, resolve, to_toml
 from tidegate.errors import ConfigError
 from tidegate.gateway.settings import OWNED, load
 
@@ -48,6 +49,12 @@ def test_a_whole_configuration_is_read_and_shown_so_that_it_reads_again(tmp_path
     import tomllib
 
     assert resolve(tomllib.loads(to_toml(config))) == config
+
+
+def test_every_option_of_the_server_is_the_gateways_too_or_refused() -> None:
+    """One that is new must not be read and then do nothing."""
+    meant = {"default_class", "service_tiers", "tenant_labels"}
+    assert {f.name for f in fields(ServerConfig)} - meant == {p[7:] for p in OWNED if p.startswith("server.")}
 
 
 @pytest.mark.parametrize("place", sorted(OWNED))

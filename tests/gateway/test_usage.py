@@ -52,7 +52,7 @@ def passed(body: bytes, cuts: Sequence[int], whole_chunks: bool) -> tuple[Client
     """A stream that comes cut there."""
     client = Client()
     with closing(asyncio.new_event_loop()) as loop:
-        attempt = Attempt(client, client, Deadlines(1.0, 1.0), loop)  # type: ignore[arg-type]
+        attempt = Attempt(client, client, Deadlines(1.0, 1.0), loop)  # type: ignore[arg-type] # as much of a Reply as it uses
         attempt.head(200, [(b"content-type", b"text/event-stream")], None)
         at = [0, *sorted({cut % len(body) for cut in cuts} - {0}), len(body)]
         for begin, end in pairwise(at):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Mapping
+from dataclasses import fields
 from random import Random
 from typing import Any
 
@@ -13,8 +14,9 @@ from ray.serve._private.common import DeploymentHandleSource, DeploymentID, Repl
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest
 
+from tidegate.config import ServerConfig
 from tidegate.errors import ConfigError
-from tidegate.integrations.ray.application import ROUTER
+from tidegate.integrations.ray.application import OWNED, ROUTER
 from tidegate.integrations.ray.call import Call
 from tidegate.integrations.ray.router import TidegateRouter
 from tidegate.routing.health import Failure
@@ -221,3 +223,8 @@ def test_a_call_goes_to_an_engine_without_what_is_the_routers() -> None:
     assert came.told is None
     assert came.view.blocks == ()
     assert (came.view.id, came.body, came.path) == ("r", sent.body, sent.path)
+
+
+def test_every_option_of_the_server_is_read_or_refused() -> None:
+    read = {"api_keys", "default_class", "drain_seconds", "max_body_bytes", "service_tiers", "tenant_labels"}
+    assert {f.name for f in fields(ServerConfig)} - read == {p[7:] for p in OWNED if p.startswith("server.")}

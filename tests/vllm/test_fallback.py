@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import fields
 
 import pytest
 from vllm.config import LoRAConfig
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from tidegate.config import ServerConfig
 from tidegate.errors import ConfigError
 from tidegate.integrations.vllm import TidegateScheduler
 from tidegate.integrations.vllm.scripted import Engine, make_config, make_scheduler, run, whole
@@ -101,6 +103,11 @@ def test_the_file_may_be_named_by_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("TIDEGATE_CONFIG", str(tmp_path / "t.toml"))
     assert start().tidegate.scheduler.policy.name == "sjf"
     assert start().tidegate.scheduler.limits.max_num_seqs == 4
+
+
+def test_every_option_of_the_server_is_read_or_refused():
+    read = {"default_class", "service_tiers", "tenant_labels"}
+    assert {f.name for f in fields(ServerConfig)} - read == {p[7:] for p in OWNED if p.startswith("server.")}
 
 
 def test_options_of_our_own_engine_are_refused(tmp_path):

@@ -9,9 +9,11 @@ from pathlib import Path
 from tidegate.config import (
     DOOR,
     Config,
+    GatewayConfig,
     ModelConfig,
     ObserveConfig,
     SchedulerConfig,
+    ServerConfig,
     VllmConfig,
     load_config,
     refuse_written,
@@ -23,6 +25,7 @@ from tidegate.errors import ConfigError
 from tidegate.routing.route import ROUTES
 
 _ENGINES = "the engines decide it, each for itself"
+_FRONTS = {f.name for f in fields(ServerConfig)} & {f.name for f in fields(GatewayConfig)}
 _QUEUE = ("aging_window", "aging_rate", "class_limits", *DOOR)
 OWNED = {
     **{f"scheduler.{f.name}": _ENGINES for f in fields(SchedulerConfig) if f.name not in ("policy", *DOOR)},
@@ -33,10 +36,7 @@ OWNED = {
         f"observe.{f.name}": "a gateway writes no files; it has /metrics and explanations"
         for f in fields(ObserveConfig)
     },
-    **{
-        f"server.{option}": f"gateway.{option} says it"
-        for option in ("host", "port", "api_keys", "max_body_bytes", "drain_seconds")
-    },
+    **{f"server.{name}": f"gateway.{name} says it" for name in _FRONTS},
 }
 """Options that do nothing in a gateway, and what says it there."""
 

@@ -22,6 +22,7 @@ _OF_ONE = "replicas would write over one another's; name one engine's with `tide
 OWNED = {
     "server.host": "the address is Serve's: http_options in its config file, or serve.start",
     "server.port": "the address is Serve's: http_options in its config file, or serve.start",
+    "server.max_connections": "Serve's proxy takes the connections",
     "observe.decisions": _OF_ONE,
     "observe.records": _OF_ONE,
     "observe.steps": _OF_ONE,

@@ -31,6 +31,7 @@ OWNED = {
     "server.port": "vLLM's --port says it",
     "server.api_keys": "vLLM's --api-key says who may come, and knows no tenants",
     "server.max_body_bytes": "vLLM takes the bodies",
+    "server.max_connections": "vLLM takes the connections",
     "server.drain_seconds": "vLLM's --shutdown-timeout says it",
 }
 """Options that are our own engine's alone, and what says it inside vLLM."""
