@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
 from math import ceil
 
@@ -259,6 +261,63 @@ def test_a_promise_that_can_be_kept_is_kept(paces: list[int | None], more: int) 
         return
     for _ in range(12):
         assert len(run.step().decodes) <= min(promised)
+
+
+class Asked(AdaptiveBudget):
+    """Remembers of how many decodes it was asked whether they may decode together."""
+
+    @cached_property
+    def asked(self) -> list[int]:
+        return []
+
+    def decode_tokens(self, step: StepView, ctx: PolicyContext) -> int:
+        self.asked.append(step.decodes)
+        return super().decode_tokens(step, ctx)
+
+
+def seated(budget: Asked, slos: Sequence[Slo]) -> Scheduler:
+    """Requests with these promises, who decode; nobody waits and nothing is in flight."""
+    policy = replace(build_policy("priority"), budget=budget)
+    scheduler = Scheduler(policy, limits(num_blocks=2000, max_num_seqs=40), CTX)
+    for n, slo in enumerate(slos):
+        scheduler.add(Request(f"r{n}", prompt_tokens=4, max_tokens=100 + n, slo=slo), 0.0)
+    step(scheduler, 1.0)
+    return scheduler
+
+
+def step(scheduler: Scheduler, now: float) -> None:
+    plan = scheduler.plan(now)
+    tokens = len(plan.decodes) + sum(chunk.emits for chunk in plan.chunks)
+    scheduler.apply(plan, StepResult([0] * tokens), now + 0.5)
+
+
+def test_a_load_is_not_asked_about_once_a_larger_one_was_found_to_fit() -> None:
+    budget = Asked(margin=0.0)
+    scheduler = seated(budget, [paced(20)] * 8)
+    assert scheduler.quiet_steps(2.0).steps == 99
+    asked = len(budget.asked)
+    assert asked
+    scheduler.abort("r3", 2.0)
+    for now in range(2, 60):
+        assert scheduler.quiet_steps(now).steps
+        step(scheduler, now)
+    assert len(budget.asked) == asked
+
+
+@pytest.mark.parametrize("fits", [20, 3])
+def test_a_promise_that_nobody_had_is_asked_about(fits: int) -> None:
+    budget = Asked(margin=0.0)
+    scheduler = seated(budget, [*[paced(21)] * 6, *[NO_SLO] * 2])
+    assert scheduler.quiet_steps(2.0).steps
+    scheduler.abort("r0", 2.0)
+    scheduler.abort("r1", 2.0)
+    asked = len(budget.asked)
+    scheduler.add(Request("H", prompt_tokens=4, max_tokens=100, slo=paced(fits)), 2.0)
+    step(scheduler, 2.0)
+    scheduler.quiet_steps(3.0)
+    assert len(budget.asked) > asked
+    step(scheduler, 3.0)
+    assert bool(scheduler.running.turn) == (fits == 3)
 
 
 def test_moving_costs_no_step_its_constancy() -> None:

@@ -19,7 +19,7 @@ from tidegate.core.presets import build_policy
 from tidegate.core.request import Request
 from tidegate.core.scheduler import Scheduler
 from tidegate.core.slo import Slo
-from tidegate.core.triage import HORIZON, in_time, moore
+from tidegate.core.triage import HORIZON, all_in_time, in_time, moore
 from tidegate.core.view import StepView
 
 JOBS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12)), max_size=7)
@@ -46,29 +46,36 @@ def in_time_together(jobs: tuple[tuple[float, Request, int], ...]) -> bool:
 @given(JOBS)
 def test_as_many_are_kept_as_any_choice_could_keep(jobs: list[tuple[int, int]]) -> None:
     first = queued(jobs)
-    kept, given_up = moore(first, 0.0, 1.0, 0.0, lambda r: 1.0)
+    given_up = moore(first, 0.0, 1.0, 0.0, lambda r: 1.0)
+    kept = tuple(job for job in first if job[1] not in given_up)
     most = max(n for n in range(len(first) + 1) if any(map(in_time_together, combinations(first, n))))
     assert len(kept) == most
-    assert in_time_together(tuple(job for job in first if job[1] not in given_up))
+    assert in_time_together(kept)
+
+
+@given(JOBS, st.floats(0, 20), st.floats(0.001, 3), st.floats(0, 20))
+def test_nobody_is_given_up_exactly_where_all_are_in_time(
+    jobs: list[tuple[int, int]], now: float, token: float, least: float
+) -> None:
+    first = queued(jobs)
+    assert all_in_time(first, now, token, least) == (not moore(first, now, token, least, lambda r: 1.0))
 
 
 def test_a_class_that_keeps_more_gives_up_first() -> None:
     first = queued([(10, 6), (10, 7)])
     small, large = first[0][1], first[1][1]
-    assert moore(first, 0.0, 1.0, 0.0, lambda r: 1.0)[1] == {large}
-    assert moore(first, 0.0, 1.0, 0.0, lambda r: 2.0 if r is small else 1.0)[1] == {small}
+    assert moore(first, 0.0, 1.0, 0.0, lambda r: 1.0) == {large}
+    assert moore(first, 0.0, 1.0, 0.0, lambda r: 2.0 if r is small else 1.0) == {small}
 
 
 def test_who_would_be_late_alone_takes_nobody_along() -> None:
     first = queued([(5, 9), (6, 4)])
-    kept, given_up = moore(first, 0.0, 1.0, 0.0, lambda r: 1.0)
-    assert given_up == {first[0][1]}
-    assert kept == [(6.0, 4)]
+    assert moore(first, 0.0, 1.0, 0.0, lambda r: 1.0) == {first[0][1]}
 
 
 def test_no_step_is_shorter_than_the_decodes_beside() -> None:
     first = queued([(1, 1), (4, 1)])
-    assert moore(first, 0.0, 1.0, 2.0, lambda r: 1.0)[1] == {first[0][1]}
+    assert moore(first, 0.0, 1.0, 2.0, lambda r: 1.0) == {first[0][1]}
 
 
 @given(JOBS, st.integers(1, 20))

@@ -92,6 +92,9 @@ class Cohorts:
         self._tightest: list[Pace] = []  # as it was when they were dealt: its tier says who yields
         self._check_at = 0
         self._sufficed = True
+        # Decodes and context (KV tokens) for which one set sufficed, and `news` of the load then. Noted by quiet steps
+        # alone, which there are none of where a step model learns.
+        self._enough = (0, 0, -1)
 
     def home(self, r: Request) -> DecodeSet:
         """The set in which `r` shall decode: the smallest cohort, if there are any and `r` may skip steps."""
@@ -129,10 +132,16 @@ class Cohorts:
         if unasked >= steps or not self._sufficed:
             return min(unasked, steps)
         decodes = len(main.members)
-        load.due = (_Ahead(decodes, main.context + steps * decodes),)
+        ahead = main.context + steps * decodes
+        if self._known_to_suffice(decodes, ahead):
+            return steps
+        load.due = (_Ahead(decodes, ahead),)
         most = self._budget.decode_tokens(self._view(), self._ctx) // self._per_decode
         load.due = (main,)
-        return steps if decodes <= most else unasked
+        if decodes > most:
+            return unasked
+        self._enough = (decodes, ahead, load.news)
+        return steps
 
     def pass_steps(self, steps: int) -> None:
         """So many steps are about to be planned of which `quiet_steps` said that nobody is dealt in them."""
@@ -178,9 +187,18 @@ class Cohorts:
             decodes += sum(len(cohort.decodes) for cohort in self.turns)
         return StepView(self._ctx.now, self._limits.max_num_batched_tokens, decodes * self._per_decode, self._load)
 
+    def _known_to_suffice(self, decodes: int, context: int) -> bool:
+        """Whether all of so many may decode together, since more behind more context, with the same promises, may."""
+        most, longest, news = self._enough
+        return decodes <= most and context <= longest and news == self._load.news
+
     def _settle(self, routine: bool) -> None:
         """Deal into as many cohorts as the promises ask for; into fewer than now only in a `routine` check, unless
         there are no promises left."""
+        main = self.main
+        if not self.turns and self._known_to_suffice(len(main.members), main.context):
+            self._sufficed = True
+            return
         view, sizes = self._view(), [len(cohort.decodes) for cohort in self.turns]
         most = self._budget.decode_tokens(view, self._ctx) // self._per_decode
         if len(self.main) + sum(sizes) <= most:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple, Protocol
@@ -40,14 +40,16 @@ class DecodeLoad:
     paces:   every promise, tightest first
     due:     the sets that decode in the step being planned
     changes: grows whenever somebody comes or goes
+    news:    grows whenever somebody comes with a promise that nobody else has
     """
 
-    __slots__ = ("changes", "due", "paces")
+    __slots__ = ("changes", "due", "news", "paces")
 
     def __init__(self, due: Sequence[Decodes] = ()) -> None:
         self.paces: list[Pace] = []
         self.due = due
         self.changes = 0
+        self.news = 0
 
     @property
     def context(self) -> int:
@@ -60,19 +62,25 @@ class DecodeLoad:
         """KV tokens that one of them reads, on average."""
         due = self.due
         if len(due) == 1:
-            return due[0].context / max(1, len(due[0]))
+            return due[0].context / (len(due[0]) or 1)
         return self.context / max(1, sum(map(len, due)))
 
     def tightest(self, least: float) -> Pace | None:
         """The tightest promise of at least `least` seconds; None without one."""
-        at = bisect_left(self.paces, (least,))
-        return self.paces[at] if at < len(self.paces) else None
+        paces = self.paces
+        if not paces or paces[0].seconds >= least:  # as nearly always
+            return paces[0] if paces else None
+        at = bisect_left(paces, (least,))
+        return paces[at] if at < len(paces) else None
 
     def add(self, r: Decoder) -> None:
         """`r` begins to decode."""
         self.changes += 1
         if r.slo is not NO_SLO and (seconds := pace_of(r.slo)) < inf:
-            insort(self.paces, Pace(seconds, r.tier))
+            pace = Pace(seconds, r.tier)
+            at = bisect_left(self.paces, pace)
+            self.news += at == len(self.paces) or self.paces[at] != pace
+            self.paces.insert(at, pace)
 
     def drop(self, r: Decoder) -> None:
         """`r` decodes no more."""

@@ -80,8 +80,8 @@ class Eviction:
     def settle_urgent(self, d: Draft) -> None:
         """Waiting requests of a better class take the seats and blocks that they lack from worse ones."""
         queue, running = self._queue, self._running
-        worst = running.worst_tier
-        head = queue.peek() if self._policy.features.displace and worst is not None else None
+        head = queue.peek() if self._policy.features.displace else None
+        worst = running.worst_tier if head is not None else None
         if head is None or worst is None or head.tier >= worst:
             return
         if self._vain == (queue.epoch, self._kv.epoch, running.version):
@@ -126,11 +126,11 @@ class Eviction:
     def displaces_nobody(self) -> bool:
         """Whether it is known that no waiting request takes the place of a running one, as things stand."""
         queue, running = self._queue, self._running
-        if not self._policy.features.displace or running.worst_tier is None:
+        head = queue.peek() if self._policy.features.displace else None
+        worst = running.worst_tier if head is not None else None
+        if head is None or worst is None or head.tier >= worst:
             return True
-        head = queue.peek()
-        in_vain = self._vain == (queue.epoch, self._kv.epoch, running.version)
-        return head is None or head.tier >= running.worst_tier or in_vain
+        return self._vain == (queue.epoch, self._kv.epoch, running.version)
 
     def _displace(self, r: Request, match: Match, need: Need, d: Draft) -> Sequence[Candidate]:
         """Those who give way to the waiting `r`: of a worse class, and behind it in the order as well."""

@@ -104,7 +104,8 @@ class KvCache:
         """The first `blocks` blocks of `lease` are computed and full: others may use them from now on."""
         if not self.prefix_caching or lease.sealed:
             return
-        blocks = min(blocks, len(hashes))
+        if blocks > len(hashes):
+            blocks = len(hashes)
         if lease.awaited is not None:
             self._stop_awaiting(lease)
         if blocks > lease.committed:
@@ -144,7 +145,7 @@ class KvCache:
         """The blocks of `lease` up to `blocks` are being computed: who shares them had better wait."""
         if lease.awaited is not None:
             self._stop_awaiting(lease)
-        if self.prefix_caching and not lease.sealed and lease.committed < min(blocks, len(hashes)):
+        if self.prefix_caching and not lease.sealed and blocks > lease.committed < len(hashes):
             lease.awaited = hashes[lease.committed]
             self._awaited.setdefault(lease.awaited, lease)
 
@@ -215,16 +216,16 @@ class KvCache:
             raise KvError(f"{self.index.evictable} blocks counted evictable, {evictable} are")
 
     def _take(self, blocks: int) -> list[int]:
-        if blocks > len(self._free):
-            short = blocks - len(self._free)
-            self._free += self.index.evict(max(short, self._evict_batch))
+        free = self._free
+        if blocks > len(free):
+            free += self.index.evict(max(blocks - len(free), self._evict_batch))
             self.evictions += 1
-        if blocks > len(self._free):
-            raise KvError(f"{blocks} blocks wanted, {len(self._free)} available")
+            if blocks > len(free):
+                raise KvError(f"{blocks} blocks wanted, {len(free)} available")
         if not blocks:
             return []
-        taken = self._free[: -blocks - 1 : -1]
-        del self._free[-blocks:]
+        taken = free[: -blocks - 1 : -1]
+        del free[-blocks:]
         return taken
 
     def _stop_awaiting(self, lease: Lease) -> None:

@@ -85,16 +85,16 @@ class Planner:
         """The head that was last found blocked, and by which constraint."""
         return None if self._blocked is None else (self._blocked[0], self._blocked[3])
 
-    @property
-    def at_rest(self) -> bool:
-        """Whether planning again starts, evicts and displaces nobody, while no key, seat or block comes free.
+    def at_rest(self, waiting: int) -> bool:
+        """Whether planning again starts, evicts and displaces nobody, while no key, seat or block comes free and so
+        many requests wait.
 
         True only where that is known without looking for it anew: where the last plan found it so.
         """
         queue, running = self._queue, self._running
         if running.prefilling or running.stalled or self._prefill_steps:
             return False
-        if not len(queue):
+        if not waiting:
             return True
         if running.free_seats:
             head = queue.peek() if self._blocked is not None else None

@@ -63,15 +63,15 @@ class Quiet:
         self._affinity = affinity
         self._in_lanes, self._in_groups = isinstance(queue, Lanes), isinstance(queue, GroupedQueue)
 
-    def most(self) -> int:
+    def most(self, waiting: int) -> int:
         """In how many steps somebody ends, all of them quiet as far as requests go, whatever the time and the blocks
-        they take; 0 if none is.
+        they take; 0 if none is. `waiting` requests wait.
         """
         running = self._running
         decodes = running.decodes
         if running.prefilling or not decodes.members or decodes.keeping or self._ctx.step_time.learns:
             return 0
-        return decodes.next_end - decodes.clock if self._at_rest() else 0
+        return decodes.next_end - decodes.clock if self._at_rest(waiting) else 0
 
     def ahead(self, most: int, until: float, blocks: int) -> QuietSteps:
         """The quiet ones of the `most` next steps, before `until` (seconds), which may take `blocks` blocks."""
@@ -102,10 +102,10 @@ class Quiet:
         emitted = map(Emitted, times, numbers, repeat(decodes.members), repeat(tokens), repeat(len(tokens)), repeat([]))
         return list(emitted)
 
-    def _at_rest(self) -> bool:
+    def _at_rest(self, waiting: int) -> bool:
         """Whether nobody who waits can start, and nothing is left to be asked again."""
-        if self._in_lanes and len(self._queue):  # time gives a lane its turn
+        if waiting and self._in_lanes:  # time gives a lane its turn
             return False
-        if self._in_groups and len(self._queue) and self._running.free_seats:  # decoding moves the groups
+        if waiting and self._in_groups and self._running.free_seats:  # decoding moves the groups
             return False
-        return not self._affinity.waits_to_tell and self._planner.at_rest
+        return not self._affinity.waits_to_tell and self._planner.at_rest(waiting)

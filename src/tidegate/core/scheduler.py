@@ -211,10 +211,10 @@ class Scheduler:
 
     def _quiet_from(self, now: float) -> QuietSteps:
         """Quiet steps after those that are planned."""
-        steps = self._quiet.most()
+        waiting = len(self.waiting)
+        steps = self._quiet.most(waiting)
         if not steps or (self._triage is not None and self._triage.pending(now)):
             return LOUD
-        waiting = len(self.waiting)
         wake = self.next_wake(now) if waiting or self._num_parked else None  # time concerns nobody else
         if wake is not None and wake <= now:
             return LOUD

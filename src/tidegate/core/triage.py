@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections.abc import Callable
+from typing import TypeAlias
 
 from tidegate.core.policy import Budget, PolicyContext
 from tidegate.core.request import FinishReason, Request, Status
@@ -31,6 +32,10 @@ BALANCE = 100.0
 
 CLASSES = 256
 """Of so many classes that share is known; others count as having kept all."""
+
+
+# (deadline, request, prompt tokens to compute).
+Promise: TypeAlias = tuple[float, Request, int]
 
 
 class Triage:
@@ -93,16 +98,24 @@ class Triage:
         most = self._budget.tokens(StepView(now, self._max_tokens, decodes, running.load), self._ctx)
         whole = step_time.step(most, decodes, context)
         token = whole / max(1, most) * (1 + MARGIN)
-        kept, given_up = moore(first, now, token, step_time.step(0, decodes, context), self._weight())
-        for _, r, _ in first:
-            if (r in given_up) != (r in self._given_up):
-                (self._given_up.add if r in given_up else self._given_up.discard)(r)
-                self._rekey(r)
+        kept = self._keep(first, now, token, step_time.step(0, decodes, context))
         due = in_time(kept, now, most, whole, lambda tokens: step_time.step(tokens, decodes, context))
         return Settled(due, most, decodes, context)
 
-    def _due(self, now: float) -> list[tuple[float, Request, int]]:
-        """(deadline, request, prompt tokens to compute) of the earliest promises; those that are over go."""
+    def _keep(self, first: list[Promise], now: float, token: float, least: float) -> list[tuple[float, int]]:
+        """(deadline, tokens) of those whose promises are kept; the others are given up from now on."""
+        given_up: set[Request] = set()
+        if not all_in_time(first, now, token, least):
+            given_up = moore(first, now, token, least, self._weight())
+        if given_up or self._given_up:
+            for _, r, _ in first:
+                if (r in given_up) != (r in self._given_up):
+                    (self._given_up.add if r in given_up else self._given_up.discard)(r)
+                    self._rekey(r)
+        return [(deadline, tokens) for deadline, r, tokens in first if r not in given_up]
+
+    def _due(self, now: float) -> list[Promise]:
+        """The earliest promises; those that are over go."""
         first, kept = [], []
         for promise in self._promises[:HORIZON]:
             deadline, _, r = promise
@@ -135,10 +148,20 @@ class Triage:
             self._kept[slo_class] = share + (kept - share) / MEMORY
 
 
+def all_in_time(first: list[Promise], now: float, token: float, least: float) -> bool:
+    """Whether `moore` gives nobody up, as mostly; the same additions, so that they agree to the last bit."""
+    end = now
+    for deadline, _, tokens in first:
+        end += tokens * token
+        if end > deadline or now + least > deadline:
+            return False
+    return True
+
+
 def moore(
-    first: list[tuple[float, Request, int]], now: float, token: float, least: float, weight: Callable[[Request], float]
-) -> tuple[list[tuple[float, int]], set[Request]]:
-    """((deadline, tokens) of those who are kept, who is given up) among `first`, sorted by deadline.
+    first: list[Promise], now: float, token: float, least: float, weight: Callable[[Request], float]
+) -> set[Request]:
+    """Who is given up among `first`, sorted by deadline.
 
     A prompt token takes `token` seconds, a step at least `least`. Whoever would be late alone is given up at once.
     The largest is given up first, its tokens times its `weight`.
@@ -156,7 +179,7 @@ def moore(
             _, _, lost, size = heapq.heappop(largest)
             end -= size * token
             given_up.add(lost)
-    return [(deadline, tokens) for deadline, r, tokens in first if r not in given_up], given_up
+    return given_up
 
 
 def in_time(

@@ -98,29 +98,29 @@ class Recorder:
     def _row(self, r: Request, now: float, reason: FinishReason, timing: Timing, missed: Sequence[str]) -> Record:
         max_gap, p99_gap = _largest(timing.gaps)
         ended = reason.value
-        return Record(
-            request_id=r.id,
-            tenant=r.tenant,
-            slo_class=r.slo_class,
-            priority=r.priority,
-            arrival_s=r.arrival,
-            admitted_s=r.admitted_at,
-            first_token_s=r.first_token_at,
-            finish_s=now,
-            prompt_tokens=r.prompt_tokens,
-            output_tokens=r.emitted,
-            cached_tokens=r.cached_tokens,
-            recomputed_tokens=r.recomputed_tokens,
-            swapped_blocks=r.swapped_blocks,
-            preemptions=r.preemptions,
-            max_gap_s=max_gap,
-            p99_gap_s=p99_gap,
-            ttft_s=timing.ttft,
-            tpot_s=timing.tpot,
-            e2e_s=timing.e2e,
-            slo_met=ended in COMPLETED and not missed,
-            finish_reason=ended,
-            replica=self.replica,
+        return Record(  # by position: names would take as long as all the rest of this
+            r.id,
+            r.tenant,
+            r.slo_class,
+            r.priority,
+            r.arrival,
+            r.admitted_at,
+            r.first_token_at,
+            now,
+            r.prompt_tokens,
+            r.emitted,
+            r.cached_tokens,
+            r.recomputed_tokens,
+            r.swapped_blocks,
+            r.preemptions,
+            max_gap,
+            p99_gap,
+            timing.ttft,
+            timing.tpot,
+            timing.e2e,
+            ended in COMPLETED and not missed,
+            ended,
+            self.replica,
         )
 
 
@@ -132,7 +132,7 @@ def _largest(gaps: Sequence[float]) -> tuple[float | None, float | None]:
     rank = ceil(0.99 * len(gaps)) - 1
     ascending = np.array(gaps)
     ascending.sort()  # the few hundred of a request are sorted sooner than a rank of them is found
-    return float(ascending[-1]), float(ascending[rank])
+    return ascending.item(-1), ascending.item(rank)
 
 
 class RecordWriter:

@@ -55,8 +55,10 @@ class AdaptiveBudget:
             most = min(most, step.due)
         if limit is None or most <= 0:
             return most
-        context = step.load.context
-        return max(min(self.floor, most), largest(lambda n: ctx.step_time.step(n, step.decodes, context), limit, most))
+        seconds, decodes, context = ctx.step_time.step, step.decodes, step.load.context
+        if seconds(most, decodes, context) <= limit:
+            return most
+        return max(min(self.floor, most), largest(lambda n: seconds(n, decodes, context), limit, most))
 
     def chunk(
         self, r: RequestView, remaining: int, left: int, step: StepView, contended: bool, ctx: PolicyContext

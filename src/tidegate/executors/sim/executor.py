@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from itertools import accumulate
+from math import inf
 
 from tidegate.core.copy_time import CopyTime
 from tidegate.core.plan import Copy, StepPlan, StepResult
@@ -48,17 +49,19 @@ class SimExecutor:
         `times` are the ends of the first of them, of which there may be none yet; the first begins at `begin`.
         The same additions as step by step, so that the times are the same to the last bit.
         """
-        span, decodes = self.cost.decode_span, quiet.decodes
-        within = min(until, quiet.until)
-        while len(times) < quiet.steps:
-            at, left = times[-1] if times else begin, quiet.steps - len(times)
-            if at >= quiet.until or at > until:
-                return
+        steps, _, last, decodes, context = quiet
+        done, at = len(times), times[-1] if times else begin
+        within = until if until < last else last
+        while done < steps and at < last and at <= until:
             # Where those are not enough after all, it is asked again.
-            seconds = span(decodes, quiet.context + len(times) * decodes, left, within - at)
+            seconds = self.cost.decode_span(decodes, context + done * decodes, steps - done, within - at)
             ends = list(accumulate(seconds, initial=at))
             # The first that ends after `until`, and the first that may not be planned any more, are the bounds.
-            times += ends[1 : min(bisect_right(ends, until, 1) + 1, bisect_left(ends, quiet.until, 1) + 1)]
+            bound = bisect_right(ends, until, 1)
+            if last < inf:
+                bound = min(bound, bisect_left(ends, last, 1))
+            times += ends[1 : bound + 1]
+            done, at = len(times), times[-1]
 
     def _copy_seconds(self, copies: list[Copy]) -> float:
         return sum(len(copy.device) for copy in copies) * self._block_copy_s
