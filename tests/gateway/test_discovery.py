@@ -213,3 +213,31 @@ async def test_whatever_a_source_is_it_is_looked_at_again(
         await discovery.look(0, discovery._gateway.discovery[0])
     assert len(caplog.records) == 1
     assert "the 0 engines it named last are kept" in caplog.text
+
+
+@pytest.mark.parametrize("more", [{"seats": 9}, {"seconds": 7.0}, {"port": 8001}, {"pass_class": "xargs"}])
+async def test_a_source_that_is_treated_otherwise_keeps_its_engines(more: dict[str, object]) -> None:
+    """The engines found by name stay, as the new configuration wants them, before the name was asked for again."""
+    source = {"source": "dns", "host": "localhost", "port": 8000, "seats": 8}
+    told = Told()
+    before = Discovery(gateway(discovery=[source]), told, {})
+    await before.look(0, before._gateway.discovery[0])
+    before.tell()
+    there = told.all[-1]
+    after = Discovery(gateway(discovery=[{**source, **more}]), told, {})
+    after.keep(before)
+    after.tell()
+    assert [one.url.rpartition(":")[0] for one in told.all[-1]] == [one.url.rpartition(":")[0] for one in there] != []
+    port, seats = more.get("port", 8000), more.get("seats", 8)
+    assert {(one.url.rpartition(":")[2], one.seats) for one in told.all[-1]} == {(str(port), seats)}
+    assert {one.pass_class for one in told.all[-1]} == {more.get("pass_class")}
+
+
+async def test_another_source_begins_with_nothing() -> None:
+    told = Told()
+    before = Discovery(gateway(discovery=[{"source": "dns", "host": "localhost", "port": 8000}]), told, {})
+    await before.look(0, before._gateway.discovery[0])
+    after = Discovery(gateway(discovery=[{"source": "dns", "host": "other.local", "port": 8000}]), told, {})
+    after.keep(before)
+    after.tell()
+    assert told.all[-1] == []

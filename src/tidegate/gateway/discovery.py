@@ -8,7 +8,7 @@ import logging
 import re
 import socket
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -122,9 +122,14 @@ class Discovery:
         self._refused = ""
 
     def keep(self, other: Discovery) -> None:
-        """Until a source was read, believe what `other` read of the same one."""
-        known = {source: other._found[n] for n, source in enumerate(other._gateway.discovery) if n in other._found}
-        self._found = {n: known[source] for n, source in enumerate(self._gateway.discovery) if source in known}
+        """Until a source was read, believe what `other` read in the same place. Raises ConfigError as `wanted` does."""
+        known = {
+            _place(source): other._found[n] for n, source in enumerate(other._gateway.discovery) if n in other._found
+        }
+        for n, source in enumerate(self._gateway.discovery):
+            if _place(source) in known:
+                found = known[_place(source)]
+                self._found[n] = found if source.source == "file" else self._named(source, map(_host, found))
         self._told = other._told
 
     async def run(self) -> None:
@@ -184,13 +189,25 @@ class Discovery:
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(source.host, source.port, type=socket.SOCK_STREAM)
         addresses = sorted({str(address[0]) for _, _, _, _, address in found})[:MAX_REPLICAS]
-        hosts = [f"[{a}]" if ":" in a else a for a in addresses]
+        return self._named(source, (f"[{a}]" if ":" in a else a for a in addresses))
+
+    def _named(self, source: DiscoveryConfig, hosts: Iterable[str]) -> list[Wanted]:
         return [wanted(_of_name(source, host), self._environ) for host in hosts]
 
     async def _in_file(self, source: DiscoveryConfig) -> list[Wanted]:
         path = Path(source.path or "")
         text = await asyncio.to_thread(_read, path)
         return [wanted(said, self._environ) for said in listed(text, path.suffix)]
+
+
+def _place(source: DiscoveryConfig) -> tuple[str, str | None]:
+    """Where it looks. All else that is said of it is how often, or how the engines found are treated."""
+    return source.source, source.host if source.source == "dns" else source.path
+
+
+def _host(engine: Wanted) -> str:
+    """The address of one that was found by name."""
+    return engine.url.removeprefix("http://").rpartition(":")[0]
 
 
 def _of_name(source: DiscoveryConfig, host: str) -> ReplicaConfig:
