@@ -94,6 +94,8 @@ class Affinity:
     def _match(self, r: Request) -> tuple[int, BlockHash | None]:
         """(cached blocks of `r`'s prefix, the hash of the first that is missing)."""
         hashes = hashes_of(r, self._kv)
+        if not hashes:
+            return 0, None
         known = r.known_tokens + r.sampled - r.emitted  # a token in flight is known before `r` can start
         limit = min(len(hashes), (known - 1) // self._kv.block_size)
         if not limit:

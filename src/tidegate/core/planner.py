@@ -369,10 +369,13 @@ class Planner:
             step.chunks.append((r, chunk))
             r.count(tokens, emits)
             assert r.lease is not None
-            kv.commit(r.lease, r.block_hashes, end // size)
+            if r.block_hashes:
+                kv.commit(r.lease, r.block_hashes, end // size)
+                if not emits:
+                    kv.announce(r.lease, r.block_hashes, known // size)
             if not emits:
-                kv.announce(r.lease, r.block_hashes, known // size)
-            elif r.sampled == r.target:
+                continue
+            if r.sampled == r.target:
                 step.last.append(r)
             else:
                 self._running.start_decoding(r)

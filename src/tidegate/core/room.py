@@ -35,6 +35,8 @@ class Room:
         The last known token is never taken from the cache: computing it yields the next one.
         """
         hashes = hashes_of(r, self._kv)
+        if not hashes:
+            return self._kv.nothing, False
         limit = min(len(hashes), (r.known_tokens - 1) // self._size)
         match = self._kv.match(hashes, limit) if limit else self._kv.nothing
         if not self._hold_pending or r.host:
