@@ -1,4 +1,4 @@
-"""What a simulated request costs, in calls of functions: the same on every machine, unlike seconds (bench/sim_speed.py)."""
+"""What a simulated request costs in calls of functions: the same everywhere, unlike seconds (bench/sim_speed.py)."""
 
 from __future__ import annotations
 
