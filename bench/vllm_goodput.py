@@ -7,7 +7,8 @@ requests at once (256 tokens in, 96 out), one offline request every 2 s (128 in,
 `--rate` a second with exponential gaps (64 in, 24 out), for `--seconds`. 16 seats, 256 tokens a step, 110 KV blocks of
 32: batch alone saturates the engine, and stock preempts for want of memory. All outputs have their full length.
 Promises: interactive first token in 1 s, offline whole in 10 s, batch whole in 45 s. Ours is told that outputs are
-short (who was preempted returns when 64 more are covered), and to keep 5 % of the blocks free for whoever comes.
+short (who was preempted returns when 64 more are covered), to keep 5 % of the blocks free for whoever comes, to take
+nobody's place while a promise has more than 0.7 s of slack, and to start nobody who makes an equal miss its end.
 
 Tokens a second are prompts and outputs until the last request has ended. The last batch requests leave seats empty for
 want of others, so the rate while there is no want of work is told beside it: until `--seconds`, prompts counted with
@@ -47,6 +48,8 @@ watermark = 0.05
 resume_span = 64
 [policy.joint]
 victim = "lowest-priority"
+displace_slack = 0.7
+keep_ends = true
 [classes.interactive]
 ttft = 1.0
 tpot = "none"

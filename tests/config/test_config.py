@@ -348,6 +348,8 @@ POLICY_OPTIONS = {
     "max_chunk": 64,
     "victim": "newest",
     "displace": False,
+    "displace_slack": 0.3,
+    "keep_ends": True,
     "backfill": False,
     "hold_pending": False,
     "restore": "swap",

@@ -44,6 +44,7 @@ CASES: dict[str, tuple[dict[str, Any], str, tuple[Any, Any], dict[str, Any]]] = 
         {"mixed_batches": False},
     ),
     "displace": ({**TIGHT, "policy": "fcfs"}, "cfg.params.displace", (False, True), {"policy": "priority"}),
+    "displace_slack": ({**TIGHT, "policy": "fcfs"}, "cfg.params.displace_slack", (0.1, 39.0), {"policy": "joint"}),
     "displace under sjf": ({**TIGHT, "policy": "sjf"}, "cfg.params.displace", (False, True), {"policy": "joint"}),
     "displace_waiting": (
         {**TIGHT, "policy": "edf", "max_waiting": 3},

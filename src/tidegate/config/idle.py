@@ -198,6 +198,11 @@ SCHEDULING: tuple[Row[Scheduling], ...] = (
         'without policy.restore = "auto" (or "swap")',
     ),
     Row(
+        ("policy.displace_slack",),
+        lambda s: not s.displaces,
+        "without an order with classes, and policy.displace = true",
+    ),
+    Row(
         ("policy.max_prefill_steps",),
         lambda s: s.policy.features.mixed_batches,
         "without policy.mixed_batches = false",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import inf
 
 from tidegate.core.blocks import Match
 from tidegate.core.draft import Draft
@@ -11,6 +12,7 @@ from tidegate.core.kv import KvCache
 from tidegate.core.lifecycle import Lifecycle
 from tidegate.core.limits import Limits
 from tidegate.core.plan import Preemption
+from tidegate.core.policies.deadlines import latest_start
 from tidegate.core.policy import Policy, PolicyContext
 from tidegate.core.queue import WaitingQueue
 from tidegate.core.reasons import tier_name
@@ -84,7 +86,7 @@ class Eviction:
         worst = running.worst_tier if head is not None else None
         if head is None or worst is None or head.tier >= worst:
             return
-        if self._vain == (queue.epoch, self._kv.epoch, running.version):
+        if self._vain == (queue.epoch, self._kv.epoch, running.version) or not self._due(head):
             return
         seats, blocks = running.free_seats, self._kv.available - len(d.growers)
         tokens, prompts = self._tokens_left(head, d), len(running.prefilling)
@@ -95,6 +97,7 @@ class Eviction:
                 r.tier >= worst
                 or r.in_flight
                 or d.gave_way(r)
+                or not self._due(r)
                 or tokens <= 0
                 or prompts == self._limits.partial_prefills
             ):
@@ -131,6 +134,14 @@ class Eviction:
         if head is None or worst is None or head.tier >= worst:
             return True
         return self._vain == (queue.epoch, self._kv.epoch, running.version)
+
+    def _due(self, r: Request) -> bool:
+        """Whether `r` takes others' places now: at once, or only as its promise comes near."""
+        slack = self._policy.features.displace_slack
+        if slack is None:
+            return True
+        latest = latest_start(r, self._ctx, self._ctx.cached(r))
+        return latest == inf or latest - self._ctx.now <= slack
 
     def _displace(self, r: Request, match: Match, need: Need, d: Draft) -> Sequence[Candidate]:
         """Those who give way to the waiting `r`: of a worse class, and behind it in the order as well."""

@@ -14,6 +14,7 @@ from tidegate.core.backfill import Backfill
 from tidegate.core.blocks import Match
 from tidegate.core.cohorts import Cohort, Cohorts
 from tidegate.core.draft import Draft
+from tidegate.core.ends import delayed
 from tidegate.core.eviction import Eviction
 from tidegate.core.kv import KvCache
 from tidegate.core.lifecycle import Lifecycle, Step
@@ -279,6 +280,8 @@ class Planner:
             return ("copy in flight" if r.host else "token in flight"), match
         if d.gave_way(r):
             return "preempted in this step", match
+        if self._policy.features.keep_ends and r not in d.displacers and delayed(r, running, self._ctx) is not None:
+            return "promised ends", match
         partial = self._limits.partial_prefills
         if partial is not None and len(running.prefilling) >= partial:
             return "partial prefills", match

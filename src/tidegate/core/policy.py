@@ -254,6 +254,9 @@ class Features:
     """What a scheduling design has or lacks; presets of known designs switch off what those lack.
 
     displace:  an urgent waiting head may take the seat or the blocks of a running request of a worse class
+    displace_slack: seconds; whoever could start later than that from now and yet keep its promises displaces nobody
+        until then. None: it displaces at once, as whoever was promised nothing does
+    keep_ends: nobody starts where a running request of its class would miss its promised end beside it, and else not
     backfill:  requests that cannot delay a blocked head may pass it
     hold_pending: a prompt whose next prefix block is being computed by another waits for it
     spare:     whoever is about to end, or gave way last, gives way only where nobody else can
@@ -262,6 +265,8 @@ class Features:
     """
 
     displace: bool = True
+    displace_slack: float | None = None
+    keep_ends: bool = False
     backfill: bool = True
     hold_pending: bool = True
     spare: bool = True

@@ -43,7 +43,7 @@ class Composition:
     displace_waiting, refuse_hopeless, shed_hopeless: see `QueueLimit`
     victim: "least-work", "lowest-priority", "most-headroom", "newest", or "priority-headroom"
     restore: how a victim comes back: "auto" (whichever is cheaper), "swap" or "recompute"
-    displace, backfill, hold_pending, spare, mixed_batches, max_prefill_steps: see `Features`
+    displace, displace_slack, keep_ends, backfill, hold_pending, spare, mixed_batches, max_prefill_steps: see `Features`
     """
 
     aging_window: float | None = None
@@ -63,6 +63,8 @@ class Composition:
     victim: str = "lowest-priority"
     restore: str = "auto"
     displace: bool = True
+    displace_slack: float | None = None
+    keep_ends: bool = False
     backfill: bool = True
     hold_pending: bool = True
     spare: bool = True
@@ -279,6 +281,7 @@ def _check(c: Composition) -> None:
         and c.max_waiting is None
         and c.max_waiting_tokens is None,
         "max_prefill_steps must be at least 1": c.max_prefill_steps < 1,
+        "displace_slack must be at least 0": c.displace_slack is not None and not c.displace_slack >= 0,
         "aging_window must be above 0": c.aging_window is not None and not c.aging_window > 0,
         "aging_rate must be at least 0": not c.aging_rate >= 0,
     }
