@@ -1,11 +1,13 @@
 """How much load each policy carries with every promise kept: the benchmark `tiermix`.
 
     python bench/goodput.py [--json] [--policy joint …] [--pool 28000 …] [--level A90 …] [--ablation] [--fleet mixed …]
+                            [--load 1.05]
 
 20 minutes of azure conv (interactive) and azure code (completion), offline requests and two bursts of batch ones, on
 one simulated H100 with Llama-3.1-8B: 1 ms host overhead a step, 128 seats, 2,048 tokens a step. Load s divides all
 arrival times. The capacity of a policy is the largest s at which *every* class with a promise keeps it for the
 level's share of its requests: the last pass before the first failure on the grid 0.05 * 1.15^k, then bisected to 2 %.
+`--load` looks at one s instead: what share of its promises each class kept there, and its longest first token.
 
 A90: the default promises (completion: first token in 0.2 s), 90 %. B99, B90: completion in 0.5 s, 99 and 90 %. TPOT
 is the mean for both. No policy knows output lengths (each request declares 2,048) but sjf, which has an oracle.
@@ -119,28 +121,34 @@ class Tally:
 
     def __init__(self, workload: Workload, level: Level, stop: bool) -> None:
         promised = [name for name, c in level.classes().items() if c.slo != Slo()]
-        counts = {name: sum(r.slo_class == name for r in workload) for name in promised}
-        self.left = {name: int(count * (1 - level.share) + 1e-9) for name, count in counts.items()}
-        self.max_ttft = 0.0
+        self.counts = {name: sum(r.slo_class == name for r in workload) for name in promised}
+        self.most = {name: int(count * (1 - level.share) + 1e-9) for name, count in self.counts.items()}
+        self.missed = dict.fromkeys(promised, 0)
+        self.max_ttft: dict[str, float] = {}
         self.batch_tokens = 0
         self.batch_e2e: list[float] = []
         self._stop = stop
 
     def __call__(self, records: list[Record]) -> None:
         for r in records:
-            if r.ttft_s is not None and r.ttft_s > self.max_ttft:
-                self.max_ttft = r.ttft_s
+            if r.ttft_s is not None and r.ttft_s > self.max_ttft.get(r.slo_class, 0.0):
+                self.max_ttft[r.slo_class] = r.ttft_s
             if r.slo_class == "batch":
                 self.batch_tokens += r.output_tokens
                 self.batch_e2e.append(r.e2e_s)
             elif not r.slo_met:
-                self.left[r.slo_class] -= 1
-                if self._stop and self.left[r.slo_class] < 0:
+                self.missed[r.slo_class] += 1
+                if self._stop and self.missed[r.slo_class] > self.most[r.slo_class]:
                     raise Missed
 
     @property
     def passed(self) -> bool:
-        return min(self.left.values()) >= 0
+        return all(self.missed[name] <= most for name, most in self.most.items())
+
+    @property
+    def kept(self) -> Mapping[str, float]:
+        """The share of each class's promises that was kept."""
+        return {name: 1 - self.missed[name] / count for name, count in self.counts.items()}
 
 
 @cache
@@ -155,12 +163,13 @@ def cost() -> CostModel:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One capacity to be found. `fleet`: "" one engine, "isolated" or "mixed" two."""
+    """One capacity to be found, or one `load` to be looked at. `fleet`: "" one engine, "isolated" or "mixed" two."""
 
     policy: str
     pool: int
     level: str
     fleet: str = ""
+    load: float | None = None
 
     def run(self, load: float, stop: bool = True) -> tuple[Tally, float]:
         """What became of the workload at `load`, and the seconds that it took."""
@@ -180,19 +189,27 @@ class Case:
             return False
 
     def row(self) -> dict[str, Any]:
-        """The capacity, and what else is seen there."""
-        largest = search(self.passes)
-        tally, seconds = self.run(largest, stop=False)
+        """The capacity, or the load that was named, and what else is seen there."""
+        load = search(self.passes) if self.load is None else self.load
+        tally, seconds = self.run(load, stop=False)
+        named = {} if self.load is None else _at(tally)
         return {
             "pool_blocks": self.pool,
             "policy": self.policy,
             **({"fleet": self.fleet} if self.fleet else {}),
             "level": self.level,
-            "capacity": round(largest, 3),
+            "capacity" if self.load is None else "load": round(load, 3),
             "batch_tok_s": round(tally.batch_tokens / seconds, 1),
             "batch_e2e_s": round(sum(tally.batch_e2e) / len(tally.batch_e2e), 1),
-            "max_ttft_s": round(tally.max_ttft, 1),
+            "max_ttft_s": round(max(tally.max_ttft.values()), 1),
+            **named,
         }
+
+
+def _at(tally: Tally) -> dict[str, Any]:
+    """What is told of a load that was named: by class, the share that was kept and the longest wait."""
+    kept = {f"{name}_kept": round(share, 4) for name, share in tally.kept.items()}
+    return {**kept, **{f"{name}_max_ttft_s": round(ttft, 1) for name, ttft in sorted(tally.max_ttft.items())}}
 
 
 def _fleet(kind: str) -> FleetSetup:
@@ -259,18 +276,20 @@ def main() -> None:
     parser.add_argument("--level", action="append", choices=list(LEVELS))
     parser.add_argument("--ablation", action="store_true", help="joint without each of its ingredients")
     parser.add_argument("--fleet", action="append", choices=["mixed", "isolated"])
+    parser.add_argument("--load", type=float, help="look at this one instead of searching for the capacity")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     args = parser.parse_args()
     policies = args.policy or ([*ABLATIONS] if args.ablation else POLICIES)
     cases = [
-        Case(policy, pool, level, fleet)
+        Case(policy, pool, level, fleet, args.load)
         for policy in policies
         for pool in args.pool or POOLS
         for level in args.level or LEVELS
         for fleet in args.fleet or ("",)
     ]
     with ProcessPoolExecutor(args.jobs) as pool:
-        bounds = {name: pool.submit(bound, LEVELS[name]) for name in args.level or LEVELS}
+        bounded = (args.level or LEVELS) if args.load is None else ()
+        bounds = {name: pool.submit(bound, LEVELS[name]) for name in bounded}
         rows = []
         for row in pool.map(Case.row, cases):
             rows.append(row)
@@ -279,7 +298,7 @@ def main() -> None:
         told = {name: round(b.result(), 3) for name, b in bounds.items()}
     if args.json:
         print(json.dumps({"rows": rows, "bounds": told}))
-    else:
+    elif told:
         print("bounds:", told)
 
 
