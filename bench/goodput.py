@@ -93,6 +93,9 @@ def _order(make: Callable[[], Joint]) -> Callable[[Policy], Policy]:
     return lambda policy: replace(policy, order=make())
 
 
+# Beside `TUNED`; bounds how long anybody waits for a first token.
+FIRST_TOKENS = {**TUNED, "first_token_within": 50.0}
+
 ABLATIONS: Mapping[str, Callable[[Policy], Policy]] = {
     "joint without triage": _order(Untriaged),
     "joint without steps that end when first tokens are due": lambda p: replace(p, budget=Whole(margin=0.1)),
@@ -102,10 +105,12 @@ ABLATIONS: Mapping[str, Callable[[Policy], Policy]] = {
 
 
 def policy_of(name: str) -> Policy:
-    """A preset, or `joint` without one of its ingredients."""
+    """A preset, `joint` without one of its ingredients, or with `first_token_within`."""
     triage.BALANCE = 0.0 if name == "joint without balance between classes" else BALANCE
     if name in ABLATIONS:
         return replace(ABLATIONS[name](build_policy("joint", TUNED)), name=name)
+    if name == "joint with first tokens":
+        return build_policy("joint", FIRST_TOKENS)
     return build_policy(name, TUNED if name == "joint" else None)
 
 

@@ -108,6 +108,7 @@ OWN = {
         "aging_window": st.sampled_from([1.0, 20.0]),
         "urgent_slack": st.sampled_from([0.0, 3.0]),
         "w_cache": st.sampled_from([0.0, 10.0]),
+        "first_token_within": st.sampled_from([None, 3.0]),
     },
     "mlfq": {"quantum": st.integers(1, 40), "levels": st.integers(2, 4), "promote": st.sampled_from([5.0, 30.0])},
     "fastserve": {"quantum": st.integers(1, 40), "promote": st.sampled_from([5.0, 30.0])},

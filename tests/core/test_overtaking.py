@@ -67,7 +67,8 @@ def test_joint(data: st.DataObject, window: int, priority: int, depth: int) -> N
         return request(f"h{step}", 16, 2, priority=data.draw(st.integers(0, 2)), slo=data.draw(KEPT))
 
     bound = (priority + 2) * window + slack
-    params: dict[str, object] = {"aging_window": float(window), "urgent_slack": slack}
+    within = data.draw(st.sampled_from([None, 0.5 * window, 3.0 * window]))
+    params: dict[str, object] = {"aging_window": float(window), "urgent_slack": slack, "first_token_within": within}
     passed = arrivals_before("joint", params, low, adversary, 3, int(bound) + 8, depth)
     assert max(passed, default=0) <= 3 + bound
 

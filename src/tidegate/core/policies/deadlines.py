@@ -125,6 +125,9 @@ class Joint:
     together. So among the urgent that are due at about the same time the longest cached prefix comes first, nobody
     who is lost is served before one who is not, and where nothing was promised the order is priority, then arrival,
     with ageing and a cache bonus. The class for displacement is the priority.
+    With `first_token_within`, whoever was promised nothing and has had no output so many seconds after its arrival
+    counts as of a class better by one until it has: it takes the place of an equal that runs, whose tokens are computed
+    again. That bounds the longest wait for a first token, and costs throughput where many wait that long.
     Nobody who arrives more than `max(1, priority + 2) * aging_window + urgent_slack` seconds later passes, whatever
     it was promised (by classes, `(difference + 1) * aging_window + w_cache / w_wait`, while nobody is urgent).
     """
@@ -138,18 +141,24 @@ class Joint:
     urgent_slack: float = 0.5
     w_wait: float = 1.0
     w_cache: float = 0.5
+    first_token_within: float | None = None
 
     def __post_init__(self) -> None:
         _check(aging_window=self.aging_window, w_wait=self.w_wait)
+        if self.first_token_within is not None:
+            _check(first_token_within=self.first_token_within)
         for name in ("urgent_slack", "w_cache"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} must be at least 0, not {getattr(self, name)}")
 
     def tier(self, r: RequestView, ctx: PolicyContext) -> int:
-        return r.priority
+        return r.priority if self.first_token_within is None else r.priority - (ctx.now >= self._unheard(r))
+
+    def lapse(self, r: RequestView, ctx: PolicyContext) -> float:
+        return inf if r.tier == r.priority else 1.0
 
     def key(self, r: RequestView, ctx: PolicyContext) -> Key:
-        now, window, priority = ctx.now, self.aging_window, r.priority
+        now, window, priority = ctx.now, self.aging_window, self.tier(r, ctx)
         cached = ctx.cached(r)
         overdue = r.arrival + max(1, priority + 2) * window
         if now >= overdue:
@@ -170,7 +179,16 @@ class Joint:
         score = self.w_wait * (r.arrival + priority * window) - self.w_cache * share
         if lost:
             return Key(0, score, overdue)
-        return Key(0, score, min(latest - self.urgent_slack, overdue))
+        until = min(latest - self.urgent_slack, overdue)
+        if self.first_token_within is not None and now < (unheard := self._unheard(r)):
+            until = min(until, unheard)
+        return Key(0, score, until)
+
+    def _unheard(self, r: RequestView) -> float:
+        """When `r` counts as of a better class for want of an output (seconds); inf if it never does."""
+        if self.first_token_within is None or r.slo is not NO_SLO or r.emitted:
+            return inf
+        return r.arrival + self.first_token_within
 
 
 def _check(**positive: float) -> None:
