@@ -22,7 +22,7 @@ _TURNS_AWAY = frozenset({429, 503})
 _BROKEN = frozenset({502, 504})  # a proxy before the engine found nobody
 _TOLD_AT_ONCE = 8  # tokens: telling each alone would cost as much as passing it on
 _USAGE = re.compile(rb'"(prompt|completion)_tokens"\s*:\s*(\d{1,9})')
-_COUNTED = b'_tokens"'  # a cheap sign of it
+_COUNTED = b'_tokens"'  # a cheap sign of it. Looked for by `find`: `in` takes bytes for a number first, and raises
 _CUT = 64  # bytes: what of a count may lie before a cut
 _EVENT = b"\ndata:"  # JSON has no bare newline, so this is never text
 _ERROR = b'{"error":'  # found faster than without the colon
@@ -179,20 +179,21 @@ class Attempt:
         seen = self._tail + data
         if self._events:
             self._note(seen, seen.count(_EVENT) - self._tail.count(_EVENT))
-        if _COUNTED in seen:
+        if seen.find(_COUNTED) >= 0:
             self.usage |= {kind.decode(): int(n) for kind, n in _USAGE.findall(seen)}
         self._tail = seen[-_CUT:]
         self._between = self._events and seen.endswith(_ENDS)
         self._reply.write(data)
 
     def chunk(self, data: bytes) -> None:
-        if not self._between or _COUNTED in data or not data.endswith(_ENDS_IN_CHUNK):
+        write = self._reply.write_chunk
+        if write is None or not self._between or not data.endswith(_ENDS_IN_CHUNK) or data.find(_COUNTED) >= 0:
             self.data(without_frame(data))
             return
         # Whole events that count nothing, as almost all of a stream: no cut of theirs has to be mended.
         self._last = self._time()
         self._note(data, data.count(_EVENT))
-        self._reply.write_chunk(data)
+        write(data)
 
     def ended(self) -> None:
         status = self._head[0]
@@ -222,7 +223,7 @@ class Attempt:
         self._untold += events
         if self._untold >= _TOLD_AT_ONCE:
             self._tell_tokens()
-        if _ERROR in seen and _ERROR_EVENT.search(seen):
+        if seen.find(_ERROR) >= 0 and _ERROR_EVENT.search(seen):
             self._error_seen = True
 
     def _resume(self) -> None:

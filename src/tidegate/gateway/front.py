@@ -21,7 +21,6 @@ from tidegate.gateway.http1 import (
     response_head,
     send_at_once,
     unread,
-    without_frame,
 )
 
 _log = logging.getLogger(__name__)
@@ -85,6 +84,7 @@ class Handler(Protocol):
 class Reply:
     """The answer to one request. Its head goes out with the first bytes of its body.
 
+    write_chunk: writes a further part of the body as one whole chunk, framing and all; None where the client gets none
     paused:   the client does not read as fast as it is written to
     on_pause, on_resume: told when that changes
     given_up: the gateway is shut down before it is complete; one that is cancelled otherwise has lost its client
@@ -103,6 +103,7 @@ class Reply:
         "on_pause",
         "on_resume",
         "started",
+        "write_chunk",
     )
 
     def __init__(self, connection: ClientConnection, close: bool, framed: bool, bodiless: bool = False) -> None:
@@ -112,6 +113,7 @@ class Reply:
         self._framed = framed  # HTTP/1.0 knows no chunks: there the end of the connection is that of the body
         self._head = b""
         self._write = connection.transport.write
+        self.write_chunk: Callable[[bytes], object] | None = None
         self.headers: list[tuple[bytes, bytes]] = []  # in every answer
         self.started = False
         self.ended = False
@@ -144,14 +146,9 @@ class Reply:
             data = chunk(data)
         if self._head:
             data, self._head = self._head + data, b""
+            if self._framed:
+                self.write_chunk = self._write
         self._write(data)
-
-    def write_chunk(self, data: bytes) -> None:
-        """A further part of the body, which came as one whole chunk: where the client gets chunks, it is that one."""
-        if self._framed and not self._head:
-            self._write(data)
-        else:
-            self.write(without_frame(data))
 
     def end(self, data: bytes = b"") -> None:
         """The end of the answer, with the last of its body."""
@@ -177,7 +174,7 @@ class Reply:
 
     def abandon(self) -> None:
         """Nobody reads it. An engine may send more before its request is cancelled."""
-        self._write = _nowhere
+        self._write = self.write_chunk = _nowhere
 
     def break_off(self) -> None:
         """End an answer that cannot be finished so that the client notices."""
