@@ -11,6 +11,8 @@ from enum import StrEnum
 from time import time
 from typing import Protocol
 
+import msgspec
+
 from tidegate.api.errors import ApiError
 from tidegate.gateway.front import Reply
 from tidegate.gateway.http1 import Headers, end_to_end, without_frame
@@ -68,8 +70,7 @@ class Refusal:
         return How.TURNED_AWAY if self.status == 429 or self.retry_after is not None else How.ERROR
 
 
-@dataclass(frozen=True, slots=True)
-class Deadlines:
+class Deadlines(msgspec.Struct, frozen=True):
     """Seconds for the first part of an answer, and for each further one."""
 
     first: float

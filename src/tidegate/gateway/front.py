@@ -40,24 +40,18 @@ class Request:
 
     target:  path and query
     headers: names in lower case
+    fields:  the headers as text, the last of those of one name
     """
 
-    __slots__ = ("_fields", "body", "headers", "method", "path", "target")
+    __slots__ = ("body", "fields", "headers", "method", "path", "target")
 
     def __init__(self, method: str, target: str, headers: Headers) -> None:
         self.method = method
         self.target = target
         self.path = target.partition("?")[0]
         self.headers = headers
+        self.fields: Mapping[str, str] = {n.decode("latin-1"): v.decode("latin-1") for n, v in headers}
         self.body = b""
-        self._fields: dict[str, str] | None = None
-
-    @property
-    def fields(self) -> Mapping[str, str]:
-        """The headers as text, the last of those of one name."""
-        if self._fields is None:
-            self._fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in self.headers}
-        return self._fields
 
 
 class Handler(Protocol):
@@ -289,8 +283,9 @@ class ClientConnection(asyncio.Protocol):
             raise ApiError(400, "this server changes to no other protocol; leave the header 'Upgrade' out")
         self._framed = self._parser.get_http_version() == "1.1"
         self._close = not (self._framed and self._parser.should_keep_alive())  # 1.0 would have to be told of more
-        if any(n == b"transfer-encoding" and v.lower() != b"chunked" for n, v in self._headers):
-            raise ApiError(501, "a body may come in chunks, and in no other transfer encoding")
+        for name, value in self._headers:
+            if name == b"transfer-encoding" and value.lower() != b"chunked":
+                raise ApiError(501, "a body may come in chunks, and in no other transfer encoding")
         self._handler.admit(request)
         length = request.fields.get("content-length")
         if length is not None and int(length) > self._handler.max_body_bytes:

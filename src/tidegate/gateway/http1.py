@@ -33,8 +33,14 @@ def end_to_end(headers: Iterable[tuple[bytes, bytes]], without: frozenset[bytes]
 
     Each side frames its messages anew, so that the length is not among them.
     """
-    kept = [(n, v) for n, v in headers if n not in _OWN_FRAMING and n not in without]
-    named = [v for n, v in headers if n == b"connection" and v.lower() not in (b"keep-alive", b"close")]
+    kept, named = [], []
+    for header in headers:
+        name, value = header
+        if name not in _OWN_FRAMING:
+            if name not in without:
+                kept.append(header)
+        elif name == b"connection" and value.lower() not in (b"keep-alive", b"close"):
+            named.append(value)
     if not named:
         return kept
     hops = {token.strip().lower() for value in named for token in value.split(b",")}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from tidegate.api.errors import ApiError
 from tidegate.config import GatewayConfig
@@ -32,8 +33,7 @@ _FAILURES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(msgspec.Struct, frozen=True):
     """How a job ended. Times are seconds on the event loop's clock.
 
     status:         the answer's, 499 where the client left before it
