@@ -156,7 +156,7 @@ class Dispatch:
         self._ctx.service.emit(tenant, outputs)
         self._vacate(job.id)
         if outputs:
-            self._ctx.predictor.observe(HeldJob(job, None), outputs)
+            self._ctx.predictor.observe(job.view, outputs)
 
     # Whoever asks
 
