@@ -147,10 +147,10 @@ class Gateway:
             request.target,
             traced(end_to_end(request.headers, without), begin),
             request.body,
-            bool(body.stream),
+            view.streams,
             body.outputs,
         )
-        outputs = _TYPICAL_OUTPUTS if body.outputs is None else body.outputs
+        outputs = _TYPICAL_OUTPUTS if job.max_tokens is None else job.max_tokens
         charge = self.door.charge(key, claim, view.prompt_tokens + outputs, job.arrival)
 
         def ended(end: End) -> None:
