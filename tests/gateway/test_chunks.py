@@ -20,6 +20,9 @@ sizes = st.sampled_from(["%x\r\n", "%X\r\n", "0%x\r\n", "000%X\r\n", "%x;name=va
 ends = st.sampled_from([b"0\r\n\r\n", b"000\r\n\r\n", b"0\r\nx-trailer: 1\r\n\r\n", b""])
 
 
+NO_LOOP: Any = None  # no deadline is set
+
+
 class Wire(asyncio.Transport):
     """Nothing on it."""
 
@@ -42,7 +45,7 @@ class Seen:
     def __init__(self) -> None:
         self.body = b""
         self.passed = 0
-        self.end = ""
+        self.last, self.end = b"", ""
 
     def head(self, status: int, headers: Headers, length: int | None) -> None: ...
 
@@ -53,15 +56,19 @@ class Seen:
         self.passed += 1
         self.body += without_frame(data)
 
-    def ended(self) -> None:
+    def ended(self, data: bytes = b"") -> None:
+        self.body += data
+        self.last = data
         self.end = "whole"
 
     def lost(self, reason: str) -> None:
         self.end = reason
 
+    def overdue(self) -> None: ...
+
 
 def read(pieces: list[bytes]) -> Seen:
-    seen, connection = Seen(), Connection([])
+    seen, connection = Seen(), Connection([], NO_LOOP)
     connection.connection_made(Wire())
     connection.send(b"", b"", seen)
     for piece in pieces:
@@ -90,6 +97,12 @@ def test_chunks_that_come_one_by_one_are_not_taken_apart() -> None:
     events = [b"data: %d\n\n" % n for n in range(20)]
     seen = read([HEAD + chunk(events[0]), *(chunk(event) for event in events[1:]), b"0\r\n\r\n"])
     assert (seen.passed, seen.body, seen.end) == (19, b"".join(events), "whole")
+
+
+def test_the_last_of_a_body_comes_with_its_end() -> None:
+    """So that a client is written to once, and not twice."""
+    seen = read([HEAD + chunk(b"first"), chunk(b"last") + b"0\r\n\r\n"])
+    assert (seen.body, seen.last, seen.end) == (b"firstlast", b"last", "whole")
 
 
 @pytest.mark.parametrize("size", [b"0x5", b"+5", b" 5", b"5 ", b"0_5", b"-5", b"5;", b"", b"five"])

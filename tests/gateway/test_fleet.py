@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tests.gateway.engines import job
 from tidegate.gateway.discovery import Wanted

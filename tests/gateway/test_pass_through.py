@@ -236,11 +236,12 @@ class Pausing:
 
     def head(self, status: int, headers: Headers, length: int | None) -> None: ...
     def lost(self, reason: str) -> None: ...
+    def overdue(self) -> None: ...
 
     def data(self, data: bytes) -> None:
         self._connection.pause()
 
-    def ended(self) -> None:
+    def ended(self, data: bytes = b"") -> None:
         self._connection.pause()
         self.whole.set()
 

@@ -41,7 +41,9 @@ class Client:
     def write_chunk(self, data: bytes) -> None:
         self.got += data[data.index(b"\n") + 1 : -2]
 
-    def end(self) -> None: ...
+    def end(self, data: bytes) -> None:
+        self.got += data
+
     def first_token(self, now: float) -> None: ...
 
     def tokens(self, now: float, n: int) -> None:
@@ -54,11 +56,17 @@ def passed(body: bytes, cuts: Sequence[int], whole_chunks: bool) -> tuple[Client
     with closing(asyncio.new_event_loop()) as loop:
         attempt = Attempt(client, client, Deadlines(1.0, 1.0), loop)  # type: ignore[arg-type] # as much of a Reply as it uses
         attempt.head(200, [(b"content-type", b"text/event-stream")], None)
+        last = b""
         at = [0, *sorted({cut % len(body) for cut in cuts} - {0}), len(body)]
         for begin, end in pairwise(at):
             piece = body[begin:end]
-            attempt.chunk(chunk(piece)) if whole_chunks else attempt.data(piece)
-        attempt.ended()
+            if whole_chunks:
+                attempt.chunk(chunk(piece))
+            elif end < len(body):
+                attempt.data(piece)
+            else:
+                last = piece
+        attempt.ended(last)
     return client, attempt
 
 

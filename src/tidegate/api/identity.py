@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isfinite
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tidegate.api.errors import ApiError
 from tidegate.config import ApiKey, Config
@@ -32,8 +32,7 @@ class Asking(Protocol):
     def user(self) -> str | None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """What a request may count on. `service_tier` is the tier to echo, None where none was named."""
 
     tenant: str

@@ -14,6 +14,19 @@ from tidegate.core.view import RequestView
 from tidegate.errors import ConfigError
 
 
+class Described(Protocol):
+    """What may be learned from of a request that has ended, beside its outputs. A `RequestView` is more than that."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def slo_class(self) -> str: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+
+
 class Predictor(Protocol):
     """Predicts output lengths in tokens and learns from requests that ended."""
 
@@ -28,7 +41,7 @@ class Predictor(Protocol):
         """
         ...
 
-    def observe(self, r: RequestView, outputs: int) -> None:
+    def observe(self, r: Described, outputs: int) -> None:
         """`r` ended by itself after `outputs` tokens."""
         ...
 
@@ -43,7 +56,7 @@ class OraclePredictor:
     def output_quantile(self, r: RequestView, share: float) -> float:
         return within_declared(r, self.output_tokens(r))
 
-    def observe(self, r: RequestView, outputs: int) -> None:
+    def observe(self, r: Described, outputs: int) -> None:
         """There is nothing to learn."""
 
 
@@ -83,7 +96,7 @@ class HistoryPredictor:
                 return within_declared(r, lengths.at(share))
         return within_declared(r, self.default if r.max_tokens is None else r.max_tokens)
 
-    def observe(self, r: RequestView, outputs: int) -> None:
+    def observe(self, r: Described, outputs: int) -> None:
         for key in self._groups(r):
             lengths = self._history.get(key)
             if lengths is None:
@@ -95,7 +108,7 @@ class HistoryPredictor:
             self._history.popitem(last=False)
 
     @staticmethod
-    def _groups(r: RequestView) -> tuple[tuple[str, str, int], str]:
+    def _groups(r: Described) -> tuple[tuple[str, str, int], str]:
         return (r.tenant, r.slo_class, r.prompt_tokens.bit_length()), r.slo_class
 
 
@@ -144,7 +157,7 @@ class NoisyPredictor:
     def output_quantile(self, r: RequestView, share: float) -> float:
         return within_declared(r, self.inner.output_quantile(r, share) * self.factor(r.id))
 
-    def observe(self, r: RequestView, outputs: int) -> None:
+    def observe(self, r: Described, outputs: int) -> None:
         self.inner.observe(r, outputs)
 
     def factor(self, request_id: str) -> float:

@@ -118,13 +118,14 @@ class Gateway:
             self._in_flight -= 1
 
     async def _serve(self, id: str, request: Request, reply: Reply) -> None:
-        body = _says(request)
+        generates = _generates(request.path)
+        body = _says(request, generates)
         key = self.door.key_of(request.fields)
         claim = self.door.claim(request.fields, body, key)
         text = body.text
         text_bytes = sum(map(len, text))
         model = body.model or ""
-        without = _NOT_OF_GENERATIONS if _generates(request) else _NOT_PASSED_ON
+        without = _NOT_OF_GENERATIONS if generates else _NOT_PASSED_ON
         per_token = self._bytes_per_token_of(model)
         begin = self._random if self.config.traces == "create" else None
         view = RouteView(
@@ -146,10 +147,10 @@ class Gateway:
             request.target,
             traced(end_to_end(request.headers, without), begin),
             request.body,
-            bool(body.stream),
+            view.streams,
             body.outputs,
         )
-        outputs = _TYPICAL_OUTPUTS if body.outputs is None else body.outputs
+        outputs = _TYPICAL_OUTPUTS if job.max_tokens is None else job.max_tokens
         charge = self.door.charge(key, claim, view.prompt_tokens + outputs, job.arrival)
 
         def ended(end: End) -> None:
@@ -179,14 +180,14 @@ class Gateway:
         return known
 
 
-def _generates(request: Request) -> bool:
+def _generates(path: str) -> bool:
     """Whether tokens are asked for, in a path as engines read it."""
-    return unquote(request.path).rstrip("/") in _GENERATION
+    return path in _GENERATION or unquote(path).rstrip("/") in _GENERATION
 
 
-def _says(request: Request) -> Body:
+def _says(request: Request, generates: bool) -> Body:
     """What the body says; nothing where it is not for us to understand."""
-    if _generates(request) and request.method == "POST":
+    if generates and request.method == "POST":
         return look_in(request.body)
     if not request.body:
         return NOTHING

@@ -11,6 +11,8 @@ from enum import StrEnum
 from time import time
 from typing import Protocol
 
+import msgspec
+
 from tidegate.api.errors import ApiError
 from tidegate.gateway.front import Reply
 from tidegate.gateway.http1 import Headers, end_to_end, without_frame
@@ -22,7 +24,7 @@ _TURNS_AWAY = frozenset({429, 503})
 _BROKEN = frozenset({502, 504})  # a proxy before the engine found nobody
 _TOLD_AT_ONCE = 8  # tokens: telling each alone would cost as much as passing it on
 _USAGE = re.compile(rb'"(prompt|completion)_tokens"\s*:\s*(\d{1,9})')
-_COUNTED = b'_tokens"'  # a cheap sign of it
+_COUNTED = b'_tokens"'  # a cheap sign of it. Looked for by `find`: `in` takes bytes for a number first, and raises
 _CUT = 64  # bytes: what of a count may lie before a cut
 _EVENT = b"\ndata:"  # JSON has no bare newline, so this is never text
 _ERROR = b'{"error":'  # found faster than without the colon
@@ -68,8 +70,7 @@ class Refusal:
         return How.TURNED_AWAY if self.status == 429 or self.retry_after is not None else How.ERROR
 
 
-@dataclass(frozen=True, slots=True)
-class Deadlines:
+class Deadlines(msgspec.Struct, frozen=True):
     """Seconds for the first part of an answer, and for each further one."""
 
     first: float
@@ -108,7 +109,6 @@ class Attempt:
         self._tail = b"\n"
         self._between = False  # events: one has just ended
         self._last = 0.0
-        self._timer: asyncio.TimerHandle | None = None
         self.how: How | None = None
         self.reason = ""
         self.refusal: Refusal | None = None
@@ -146,7 +146,7 @@ class Attempt:
     def _send(self, head: bytes, body: bytes) -> None:
         self._last = self._time()
         self._reply.on_pause, self._reply.on_resume = self._connection.pause, self._resume
-        self._timer = self._loop.call_later(self._deadlines.first, self._due)
+        self._connection.deadline.within(self._deadlines.first)
         self._connection.send(head, body, self)
 
     # The receiver's side.
@@ -168,40 +168,29 @@ class Attempt:
             self.refusal = Refusal(status, renamed, bytearray(), _retry_after(headers))
 
     def data(self, data: bytes) -> None:
-        now = self._last = self._time()
-        if self.refusal is not None:
-            self._keep_refusal(data)
-            return
-        if not self._reply.started:
-            self._reply.start(*self._head)
-            if self._events:
-                self._progress.first_token(now)
-        seen = self._tail + data
-        if self._events:
-            self._note(seen, seen.count(_EVENT) - self._tail.count(_EVENT))
-        if _COUNTED in seen:
-            self.usage |= {kind.decode(): int(n) for kind, n in _USAGE.findall(seen)}
-        self._tail = seen[-_CUT:]
-        self._between = self._events and seen.endswith(_ENDS)
-        self._reply.write(data)
+        if self._look_at(data):
+            self._reply.write(data)
 
     def chunk(self, data: bytes) -> None:
-        if not self._between or _COUNTED in data or not data.endswith(_ENDS_IN_CHUNK):
+        write = self._reply.write_chunk
+        if write is None or not self._between or not data.endswith(_ENDS_IN_CHUNK) or data.find(_COUNTED) >= 0:
             self.data(without_frame(data))
             return
         # Whole events that count nothing, as almost all of a stream: no cut of theirs has to be mended.
         self._last = self._time()
         self._note(data, data.count(_EVENT))
-        self._reply.write_chunk(data)
+        write(data)
 
-    def ended(self) -> None:
+    def ended(self, data: bytes = b"") -> None:
+        if data:
+            self._look_at(data)
         status = self._head[0]
         if self.refusal is not None:
             self._now(self.refusal.how, f"it answered {status}")
             return
         if not self._reply.started:
             self._reply.start(status, self._head[1], 0)
-        self._reply.end()
+        self._reply.end(data)
         if self._error_seen or status >= 500:
             self._now(How.ERROR, "it told an error in the stream" if self._error_seen else f"it answered {status}")
         else:
@@ -215,31 +204,50 @@ class Attempt:
         else:
             self._now(How.RESET, reason)
 
-    # What else may happen.
-
-    def _note(self, seen: bytes, events: int) -> None:
-        """So many events came, with a newline before each, in one chunk's framing or without."""
-        self._untold += events
-        if self._untold >= _TOLD_AT_ONCE:
-            self._tell_tokens()
-        if _ERROR in seen and _ERROR_EVENT.search(seen):
-            self._error_seen = True
-
-    def _resume(self) -> None:
-        self._last = self._time()  # while the client did not read, nothing could come
-        self._connection.resume()
-
-    def _due(self) -> None:
+    def overdue(self) -> None:
         limit = self._deadlines.stall if self._reply.started else self._deadlines.first
         left = self._last + limit - self._time()
         if self._reply.paused or left > 0:
-            self._timer = self._loop.call_later(max(left, 0.0) or limit, self._due)
+            self._connection.deadline.within(max(left, 0.0) or limit)
             return
         self._connection.abort()
         if self._reply.started:
             self._break_off(How.STALLED, f"the engine sent nothing for {limit:g} s")
         else:
             self._now(How.NO_FIRST_TOKEN, f"nothing came within {limit:g} s")
+
+    # What else may happen.
+
+    def _look_at(self, data: bytes) -> bool:
+        """Look at a part of the body, which any cut may begin and end. False if it is kept, as a refusal is."""
+        now = self._last = self._time()
+        if self.refusal is not None:
+            self._keep_refusal(data)
+            return False
+        if not self._reply.started:
+            self._reply.start(*self._head)
+            if self._events:
+                self._progress.first_token(now)
+        seen = self._tail + data
+        if self._events:
+            self._note(seen, seen.count(_EVENT) - self._tail.count(_EVENT))
+        if seen.find(_COUNTED) >= 0:
+            self.usage |= {kind.decode(): int(n) for kind, n in _USAGE.findall(seen)}
+        self._tail = seen[-_CUT:]
+        self._between = self._events and seen.endswith(_ENDS)
+        return True
+
+    def _note(self, seen: bytes, events: int) -> None:
+        """So many events came, with a newline before each, in one chunk's framing or without."""
+        self._untold += events
+        if self._untold >= _TOLD_AT_ONCE:
+            self._tell_tokens()
+        if seen.find(_ERROR) >= 0 and _ERROR_EVENT.search(seen):
+            self._error_seen = True
+
+    def _resume(self) -> None:
+        self._last = self._time()  # while the client did not read, nothing could come
+        self._connection.resume()
 
     def _keep_refusal(self, data: bytes) -> None:
         assert self.refusal is not None
@@ -281,8 +289,6 @@ class Attempt:
 
     def _stop(self) -> None:
         self._reply.on_pause = self._reply.on_resume = None
-        if self._timer is not None:
-            self._timer.cancel()
         if self._untold:  # the client left
             self._tell_tokens()
         if self.how in (None, How.CUT, How.SHUT_DOWN):

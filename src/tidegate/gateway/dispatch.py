@@ -156,7 +156,7 @@ class Dispatch:
         self._ctx.service.emit(tenant, outputs)
         self._vacate(job.id)
         if outputs:
-            self._ctx.predictor.observe(HeldJob(job, None), outputs)
+            self._ctx.predictor.observe(job.view, outputs)
 
     # Whoever asks
 
@@ -352,7 +352,7 @@ class Dispatch:
         own = self._config.gateway.in_flight
         if own is not None:
             return c.outstanding < own
-        facts = c.fresh(now)
+        facts = None if c.facts is None else c.fresh(now)
         load = c.outstanding if facts is None else c.outstanding + c.others
         if c.seats is not None:
             return load < c.seats

@@ -21,7 +21,6 @@ from tidegate.gateway.http1 import (
     response_head,
     send_at_once,
     unread,
-    without_frame,
 )
 
 _log = logging.getLogger(__name__)
@@ -41,24 +40,18 @@ class Request:
 
     target:  path and query
     headers: names in lower case
+    fields:  the headers as text, the last of those of one name
     """
 
-    __slots__ = ("_fields", "body", "headers", "method", "path", "target")
+    __slots__ = ("body", "fields", "headers", "method", "path", "target")
 
     def __init__(self, method: str, target: str, headers: Headers) -> None:
         self.method = method
         self.target = target
         self.path = target.partition("?")[0]
         self.headers = headers
+        self.fields: Mapping[str, str] = {n.decode("latin-1"): v.decode("latin-1") for n, v in headers}
         self.body = b""
-        self._fields: dict[str, str] | None = None
-
-    @property
-    def fields(self) -> Mapping[str, str]:
-        """The headers as text, the last of those of one name."""
-        if self._fields is None:
-            self._fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in self.headers}
-        return self._fields
 
 
 class Handler(Protocol):
@@ -85,6 +78,7 @@ class Handler(Protocol):
 class Reply:
     """The answer to one request. Its head goes out with the first bytes of its body.
 
+    write_chunk: writes a further part of the body as one whole chunk, framing and all; None where the client gets none
     paused:   the client does not read as fast as it is written to
     on_pause, on_resume: told when that changes
     given_up: the gateway is shut down before it is complete; one that is cancelled otherwise has lost its client
@@ -103,6 +97,7 @@ class Reply:
         "on_pause",
         "on_resume",
         "started",
+        "write_chunk",
     )
 
     def __init__(self, connection: ClientConnection, close: bool, framed: bool, bodiless: bool = False) -> None:
@@ -112,6 +107,7 @@ class Reply:
         self._framed = framed  # HTTP/1.0 knows no chunks: there the end of the connection is that of the body
         self._head = b""
         self._write = connection.transport.write
+        self.write_chunk: Callable[[bytes], object] | None = None
         self.headers: list[tuple[bytes, bytes]] = []  # in every answer
         self.started = False
         self.ended = False
@@ -144,14 +140,9 @@ class Reply:
             data = chunk(data)
         if self._head:
             data, self._head = self._head + data, b""
+            if self._framed:
+                self.write_chunk = self._write
         self._write(data)
-
-    def write_chunk(self, data: bytes) -> None:
-        """A further part of the body, which came as one whole chunk: where the client gets chunks, it is that one."""
-        if self._framed and not self._head:
-            self._write(data)
-        else:
-            self.write(without_frame(data))
 
     def end(self, data: bytes = b"") -> None:
         """The end of the answer, with the last of its body."""
@@ -177,7 +168,7 @@ class Reply:
 
     def abandon(self) -> None:
         """Nobody reads it. An engine may send more before its request is cancelled."""
-        self._write = _nowhere
+        self._write = self.write_chunk = _nowhere
 
     def break_off(self) -> None:
         """End an answer that cannot be finished so that the client notices."""
@@ -292,8 +283,9 @@ class ClientConnection(asyncio.Protocol):
             raise ApiError(400, "this server changes to no other protocol; leave the header 'Upgrade' out")
         self._framed = self._parser.get_http_version() == "1.1"
         self._close = not (self._framed and self._parser.should_keep_alive())  # 1.0 would have to be told of more
-        if any(n == b"transfer-encoding" and v.lower() != b"chunked" for n, v in self._headers):
-            raise ApiError(501, "a body may come in chunks, and in no other transfer encoding")
+        for name, value in self._headers:
+            if name == b"transfer-encoding" and value.lower() != b"chunked":
+                raise ApiError(501, "a body may come in chunks, and in no other transfer encoding")
         self._handler.admit(request)
         length = request.fields.get("content-length")
         if length is not None and int(length) > self._handler.max_body_bytes:

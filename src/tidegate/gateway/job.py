@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from tidegate.api.identity import Claim
 from tidegate.routing.view import RouteView
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(msgspec.Struct, frozen=True):
     """One request, read whole. `view` is what routes may know of it.
 
     id:         the answer's `x-request-id`, and that of `/v1/gateway/explain`

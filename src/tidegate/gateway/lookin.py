@@ -62,12 +62,12 @@ class Body(msgspec.Struct, gc=False):
 
 def all_text(text: list[bytes]) -> bool:
     """Whether a body's `text` is all that its prompt is made of, as far as it shows."""
-    return not any(_EMBEDDED in part for part in text)
+    return not any(part.count(_EMBEDDED) for part in text)
 
 
 def _without_data(part: bytes) -> bytes:
     """An image's bytes are no text: what tokens they make, nobody here knows, but it is another prompt with each."""
-    return _DATA_URL.sub(_digest, part) if _EMBEDDED in part else part
+    return _DATA_URL.sub(_digest, part) if part.count(_EMBEDDED) else part
 
 
 def _digest(found: re.Match[bytes]) -> bytes:

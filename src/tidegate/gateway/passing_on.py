@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
 from urllib.parse import quote
@@ -12,6 +13,7 @@ import msgspec
 
 from tidegate.api.identity import Claim
 from tidegate.config.gateway import Kind, PassClass
+from tidegate.core.slo import Slo
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -23,6 +25,7 @@ CLAIMS: Final = frozenset(
 )
 """Of `vllm_xargs`, what Tidegate inside vLLM believes: the gateway's alone to say."""
 
+_REMEMBERED: Final = 1024  # classes of tenants whose headers are at hand
 _LONGEST: Final = 256  # characters of a name that engines take
 _NOT_BARE: Final = re.compile(r"[^ -~]|%|^ | $")
 _BY_KIND: Final[dict[Kind, PassClass]] = {"sglang": "nothing", "llama-server": "nothing"}
@@ -40,7 +43,7 @@ def pass_on(
     how = said or _BY_KIND.get(kind, "headers")
     kept = [header for header in headers if header[0] not in OURS]
     if how == "headers":
-        return [*kept, *_headers(claim)], body
+        return [*kept, *_headers(claim.slo_class, claim.tenant, claim.slo)], body
     if how == "nothing":
         return kept, body
     try:
@@ -50,15 +53,15 @@ def pass_on(
     return kept, _with_priority(fields, claim, body) if how == "priority" else _with_xargs(fields, claim, body)
 
 
-def _headers(claim: Claim) -> list[tuple[bytes, bytes]]:
-    told = [(b"x-slo-class", claim.slo_class), (b"x-tenant", claim.tenant)]
-    told += [(f"x-{name.replace('_', '-')}".encode(), f"{value:g}") for name, value in _promises(claim).items()]
-    return [(name, _sendable(value)) for name, value in told]
+@lru_cache(_REMEMBERED)  # of many requests few differ
+def _headers(slo_class: str, tenant: str, slo: Slo) -> Headers:
+    told = [(b"x-slo-class", slo_class), (b"x-tenant", tenant)]
+    told += [(f"x-{name.replace('_', '-')}".encode(), f"{value:g}") for name, value in _promises(slo).items()]
+    return tuple((name, _sendable(value)) for name, value in told)
 
 
-def _promises(claim: Claim) -> dict[str, float]:
+def _promises(slo: Slo) -> dict[str, float]:
     """In milliseconds, under the names that engines know."""
-    slo = claim.slo
     promises = {"slo_ttft_ms": slo.ttft, "slo_tpot_ms": slo.tpot, "slo_e2e_ms": slo.e2e}
     return {name: value * 1000 for name, value in promises.items() if value is not None}
 
@@ -85,5 +88,5 @@ def _with_xargs(fields: dict[str, msgspec.Raw], claim: Claim, body: bytes) -> by
     except msgspec.DecodeError:
         return body  # the engine's to refuse
     kept = {name: value for name, value in own.items() if name not in CLAIMS}
-    told = {**kept, "slo_class": claim.slo_class, "tenant": claim.tenant, **_promises(claim)}
+    told = {**kept, "slo_class": claim.slo_class, "tenant": claim.tenant, **_promises(claim.slo)}
     return msgspec.json.encode({**fields, "vllm_xargs": told})

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+import msgspec
 
 from tidegate.api.errors import ApiError
 from tidegate.config import GatewayConfig
@@ -32,8 +33,7 @@ _FAILURES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(msgspec.Struct, frozen=True):
     """How a job ended. Times are seconds on the event loop's clock.
 
     status:         the answer's, 499 where the client left before it
@@ -80,12 +80,12 @@ class Proxy:
         self.budget = RetryBudget(config.retry_share)
         self.loop = asyncio.get_running_loop()
 
-    async def serve(self, job: Job, reply: Reply, ended: Callable[[End], None]) -> None:
+    def serve(self, job: Job, reply: Reply, ended: Callable[[End], None]) -> Coroutine[Any, Any, None]:
         """Answer a job. Cancelled when its client leaves; ApiError where no engine answers it.
 
         `ended` is told how, in each case.
         """
-        await _Exchange(self, job, reply, ended).run()
+        return _Exchange(self, job, reply, ended).run()
 
 
 class _Exchange:
@@ -160,7 +160,7 @@ class _Exchange:
             self._account(attempt)
         return attempt
 
-    async def _send(self, attempt: Attempt) -> None:
+    def _send(self, attempt: Attempt) -> Coroutine[Any, Any, How]:
         job, replica = self._job, self._fleet.of(self._job.id)
         headers, body = pass_on(replica.kind, job.claim, job.headers, job.body, replica.wanted.pass_class)
         own = [(b"x-request-id", job.id.encode())]
@@ -168,7 +168,7 @@ class _Exchange:
             own.append((b"authorization", b"Bearer " + replica.wanted.api_key.encode()))
         length = len(body) if body or job.method == "POST" else None
         head = replica.upstream.head(job.method, job.path, [*headers, *own], length)
-        await attempt.run(replica.upstream, head, body)
+        return attempt.run(replica.upstream, head, body)
 
     def _account(self, attempt: Attempt) -> None:
         """Tell the fleet how an attempt ended."""

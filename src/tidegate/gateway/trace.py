@@ -26,8 +26,13 @@ def traced(headers: Headers, create: Random | None = None) -> Headers:
 
     create: begins a trace where there is none, with ids of this generator; None leaves it at that
     """
-    parents = [value.strip() for name, value in headers if name == b"traceparent"]
-    states = b",".join(value for name, value in headers if name == b"tracestate")
+    parents, said = [], []
+    for name, value in headers:
+        if name == b"traceparent":
+            parents.append(value.strip())
+        elif name == b"tracestate":
+            said.append(value)
+    states = b",".join(said)
     if len(parents) == 1 and valid(parents[0]):
         if len(states) <= _LONGEST_STATE:
             return headers

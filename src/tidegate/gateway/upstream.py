@@ -11,6 +11,7 @@ import httptools
 
 from tidegate.api.errors import ApiError
 from tidegate.errors import ConfigError, TidegateError
+from tidegate.gateway.deadline import Deadline
 from tidegate.gateway.http1 import WITHOUT_BODY, Headers, is_one_chunk, request_head, send_at_once
 
 MAX_IDLE = 256
@@ -39,12 +40,16 @@ class Receiver(Protocol):
         """A part of the body as one whole chunk, framing and all: what most reads of a stream bring."""
         ...
 
-    def ended(self) -> None:
-        """The answer is whole."""
+    def ended(self, data: bytes = b"") -> None:
+        """The answer is whole, with the last of its body."""
         ...
 
     def lost(self, reason: str) -> None:
         """The connection ended before the answer did."""
+        ...
+
+    def overdue(self) -> None:
+        """The connection's deadline has passed before its answer was whole."""
         ...
 
 
@@ -53,10 +58,12 @@ class Connection(asyncio.Protocol):
 
     used:      it had a request before
     answering: something of the answer to the last request came
+    deadline:  of the answer under way, for its receiver to set: one timer for all answers, which cost more to make
     """
 
-    def __init__(self, idle: list[Connection]) -> None:
+    def __init__(self, idle: list[Connection], loop: asyncio.AbstractEventLoop) -> None:
         self._idle = idle
+        self.deadline = Deadline(loop, self._overdue)
         self._receiver: Receiver | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._chunks: list[bytes] = []
@@ -89,6 +96,7 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         """Close at once: the replica is to stop what it does for this request. The receiver hears nothing more."""
         self._receiver = None
+        self.deadline.end()
         self.transport.abort()
 
     # The transport's side.
@@ -100,6 +108,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._parser = None  # it holds this object, which holds it
+        self.deadline.end()
         if self in self._idle:
             self._idle.remove(self)
         receiver, self._receiver = self._receiver, None
@@ -133,15 +142,21 @@ class Connection(asyncio.Protocol):
         self._between_chunks = self._chunk_is_complete and data.endswith(b"\r\n")  # else the next has begun
         if self._receiver is not receiver:  # it let go of this connection when it saw the head
             return
-        chunks = self._chunks
-        if chunks:
-            body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-            chunks.clear()
-            receiver.data(body)
-        if self._complete and self._receiver is receiver:
+        body = b""
+        if self._chunks:
+            body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+            self._chunks.clear()
+        if self._complete:
             self._receiver = None
-            receiver.ended()
+            self.deadline.drop()
+            receiver.ended(body)
             self._release()  # only now: the last of the answer may have paused it
+        elif body:
+            receiver.data(body)
+
+    def _overdue(self) -> None:
+        if self._receiver is not None:
+            self._receiver.overdue()
 
     def _release(self) -> None:
         self.used = True
@@ -225,7 +240,7 @@ class Upstream:
         try:
             async with asyncio.timeout(self._connect_seconds):
                 loop = asyncio.get_running_loop()
-                _, made = await loop.create_connection(lambda: Connection(self._idle), self._host, self._port)
+                _, made = await loop.create_connection(lambda: Connection(self._idle, loop), self._host, self._port)
         except TimeoutError:
             raise Unreachable(f"no connection within {self._connect_seconds:g} s") from None
         except OSError as error:

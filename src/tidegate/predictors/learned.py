@@ -17,7 +17,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
-from tidegate.core.predict import within_declared
+from tidegate.core.predict import Described, within_declared
 from tidegate.core.view import RequestView
 from tidegate.errors import ConfigError, InputError
 
@@ -175,7 +175,7 @@ class LearnedPredictor:
         learned = min(bisect_left(self._quantiles, share), len(answers) - 1)
         return within_declared(r, answers[learned])
 
-    def observe(self, r: RequestView, outputs: int) -> None:
+    def observe(self, r: Described, outputs: int) -> None:
         """What was learned stands."""
 
     def _evaluate(self, prompt_tokens: int, priority: int, tenant: str, slo_class: str) -> tuple[float, ...]:

@@ -66,13 +66,14 @@ class Breaker:
     """
 
     __slots__ = (
-        *("_at", "_closed_at", "_failures", "_in_a_row", "_level", "_open_until", "_probe", "_serial", "_steady_at"),
-        *("_successes", "_tolerance", "busy_until"),
+        *("_at", "_closed_at", "_in_a_row", "_level", "_open_until", "_probe", "_serial", "_steady_at"),
+        *("_successes", "_tolerance", "busy_until", "failures"),
     )
 
     def __init__(self, tolerance: Tolerance = TOLERANCE) -> None:
         self._tolerance = tolerance
-        self._failures = self._successes = 0.0  # fading counts, as of `_at`
+        self.failures = self._successes = 0.0
+        """Fading counts, as of `_at`: 0 where there were none."""
         self._at = 0.0
         self._in_a_row = 0
         self._level = 0  # how often it opened without a good while between
@@ -106,11 +107,11 @@ class Breaker:
 
     def penalty_s(self, now: float) -> float:
         """Seconds that recent failures add to the cost: a fast failure must not look like a fast engine."""
-        return self.recent_failures(now) * self._tolerance.penalty if self._failures else 0.0
+        return self.recent_failures(now) * self._tolerance.penalty if self.failures else 0.0
 
     def recent_failures(self, now: float) -> float:
         """Failures, each fading away."""
-        return self._failures * exp(min(0.0, self._at - now) / self._tolerance.window) if self._failures else 0.0
+        return self.failures * exp(min(0.0, self._at - now) / self._tolerance.window) if self.failures else 0.0
 
     def sent(self, now: float) -> int:
         """A request goes there. Returns the number of a probe, and 0 for a request that is none."""
@@ -139,14 +140,14 @@ class Breaker:
         """A request failed there. Returns whether that opened the breaker."""
         self._settle(now)
         self._fade(now)
-        self._failures += 1.0
+        self.failures += 1.0
         if probe and probe == self._probe:
             return self._open(now)
         if self._open_until is not None:
             return False  # sent before it opened
         self._in_a_row += 1
-        t, all_of_them = self._tolerance, self._failures + self._successes
-        often = self._failures > t.least - 0.5 and self._failures >= t.share * all_of_them
+        t, all_of_them = self._tolerance, self.failures + self._successes
+        often = self.failures > t.least - 0.5 and self.failures >= t.share * all_of_them
         return self._open(now) if self._in_a_row >= t.in_a_row or often else False
 
     def released(self, probe: int) -> None:
@@ -165,7 +166,7 @@ class Breaker:
 
     def _close(self, now: float) -> None:
         self._open_until, self._probe, self._closed_at = None, 0, now
-        self._failures = self._successes = 0.0
+        self.failures = self._successes = 0.0
         self._in_a_row = 0
 
     def _open(self, now: float) -> bool:
@@ -181,4 +182,4 @@ class Breaker:
         """Fading counts are those of `now` from here on."""
         if now > self._at:
             kept = exp((self._at - now) / self._tolerance.window)
-            self._failures, self._successes, self._at = self._failures * kept, self._successes * kept, now
+            self.failures, self._successes, self._at = self.failures * kept, self._successes * kept, now

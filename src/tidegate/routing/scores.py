@@ -139,11 +139,11 @@ class Joint:
             found.append(
                 (
                     first.a,
-                    first.b * tokens_ahead(c, facts),
+                    first.b * (c.pending_tokens if facts is None else tokens_ahead(c, facts)),
                     c.service_s * excess(r, c, facts) if bounded else 0.0,
                     first.b * own,
                     share * c.speed.decode.b * own * decoding,
-                    c.health.penalty_s(now),
+                    c.health.penalty_s(now) if c.health.failures else 0.0,
                 )
             )
         return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from hashlib import blake2b
 
 BLOCK_BYTES = 512
@@ -10,6 +11,9 @@ BLOCK_BYTES = 512
 BYTES_A_TOKEN = 4.0
 """English text in today's vocabularies. Code and other scripts have fewer."""
 RECENT = 0.02
+REMEMBERED_SALTS = 256
+LONGEST_REMEMBERED = 2048
+"""Characters of all salts of one request: they are the clients', and may not fill the memory."""
 
 
 def text_blocks(pieces: Iterable[bytes], *salts: str) -> list[int]:
@@ -20,16 +24,25 @@ def text_blocks(pieces: Iterable[bytes], *salts: str) -> list[int]:
 
     Names are the first 8 bytes of a running BLAKE2b: equal names, equal texts from the start and equal salts.
     """
-    running = blake2b(len(salts).to_bytes(8, "big"), digest_size=8)
-    for salt in salts:
-        encoded = salt.encode("utf-8", "surrogatepass")
-        running.update(len(encoded).to_bytes(8, "big") + encoded)
+    short = sum(map(len, salts)) <= LONGEST_REMEMBERED
+    running = _remembered(*salts).copy() if short else _begun(*salts)
     text = b"".join(pieces)
     names = []
     for end in range(BLOCK_BYTES, len(text) + 1, BLOCK_BYTES):
         running.update(text[end - BLOCK_BYTES : end])
         names.append(int.from_bytes(running.digest(), "big"))
     return names
+
+
+def _begun(*salts: str) -> blake2b:
+    running = blake2b(len(salts).to_bytes(8, "big"), digest_size=8)
+    for salt in salts:
+        encoded = salt.encode("utf-8", "surrogatepass")
+        running.update(len(encoded).to_bytes(8, "big") + encoded)
+    return running
+
+
+_remembered = lru_cache(REMEMBERED_SALTS)(_begun)  # of many requests few differ
 
 
 class BytesPerToken:
