@@ -42,9 +42,13 @@ async def test_a_cut_within_an_event_closes_the_event_first() -> None:
         assert answer.body.split(b"\n\n")[-2].startswith(b'data: {"error"')
 
 
-async def test_a_stream_that_stalls_ends_with_an_error() -> None:
-    async with backends(1, mode="stall") as behind, gateway(behind, **QUICK) as running:
-        answer = await running.stream()
+@pytest.mark.parametrize("first", [0.3, 600.0])
+async def test_a_stream_that_stalls_ends_with_an_error(first: float) -> None:
+    """In the time of a stall, however long the first token may take."""
+    quick = {**QUICK, "first_token_seconds": first}
+    async with backends(1, mode="stall") as behind, gateway(behind, **quick) as running:
+        async with asyncio.timeout(30):
+            answer = await running.stream()
         assert answer.events == [0, 1]
         assert answer.error is not None
         assert answer.error["code"] == "stalled"

@@ -226,6 +226,8 @@ class Attempt:
             return False
         if not self._reply.started:
             self._reply.start(*self._head)
+            if self._deadlines.stall < self._deadlines.first:
+                self._connection.deadline.within(self._deadlines.stall)
             if self._events:
                 self._progress.first_token(now)
         seen = self._tail + data
