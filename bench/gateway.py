@@ -208,7 +208,8 @@ def router() -> str:
     python = home / "bin" / "python"
     if not (home / "bin" / "smg").exists():
         venv.create(home, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", f"sglang-router=={ROUTER}"], check=True)
+        own = os.environ | {"PYTHONPATH": ""}  # what lies there it would not install
+        subprocess.run([python, "-m", "pip", "install", "--quiet", f"sglang-router=={ROUTER}"], check=True, env=own)
     return str(python)
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -98,7 +99,8 @@ def dynamo_python() -> Path | None:
     try:
         venv.create(HOME, with_pip=True, clear=True)
         for options in (["--no-deps", *NEEDED], ["typing-extensions", "msgspec"]):
-            subprocess.run([python, "-m", "pip", "install", "-q", *options], check=True, stdout=sys.stderr)
+            own = os.environ | {"PYTHONPATH": ""}  # what lies there it would not install
+            subprocess.run([python, "-m", "pip", "install", "-q", *options], check=True, stdout=sys.stderr, env=own)
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"without Dynamo, which cannot be installed: {error}", file=sys.stderr)
         return None
