@@ -8,6 +8,7 @@ one simulated H100 with Llama-3.1-8B: 1 ms host overhead a step, 128 seats, 2,04
 arrival times. The capacity of a policy is the largest s at which *every* class with a promise keeps it for the
 level's share of its requests: the last pass before the first failure on the grid 0.05 * 1.15^k, then bisected to 2 %.
 `--load` looks at one s instead: what share of its promises each class kept there, and its longest first token.
+Policy "joint with first tokens" is joint with a bound on the wait for those, `first_token_within`.
 
 A90: the default promises (completion: first token in 0.2 s), 90 %. B99, B90: completion in 0.5 s, 99 and 90 %. TPOT
 is the mean for both. No policy knows output lengths (each request declares 2,048) but sjf, which has an oracle.

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tidegate.api.identity import Claim
 from tidegate.core.slo import Slo
+from tidegate.gateway import passing_on
 from tidegate.gateway.passing_on import CLAIMS, pass_on
 from tidegate.integrations.vllm import identity
 
@@ -84,6 +85,19 @@ def test_no_tenant_breaks_out_of_its_header(tenant: str) -> None:
 def test_no_two_tenants_become_one(one: str, other: str) -> None:
     (first, second) = (dict(pass_on("vllm", Claim(t, "batch", 10, Slo(), None), [], b"")[0]) for t in (one, other))
     assert (first[b"x-tenant"] == second[b"x-tenant"]) == (one == other)
+
+
+def test_headers_are_made_once_and_those_of_long_names_are_not_kept() -> None:
+    """Names may be the clients', and must not fill the memory."""
+    claim = CLAIM._replace(tenant="remembered")
+    before = passing_on._remembered.cache_info()
+    first, second = (pass_on("vllm", claim, SENT, BODY)[0] for _ in range(2))
+    after = passing_on._remembered.cache_info()
+    assert first == second
+    assert (after.misses - before.misses, after.hits - before.hits) == (1, 1)
+    assert after.maxsize == 1024
+    pass_on("vllm", CLAIM._replace(tenant="x" * 257), SENT, BODY)
+    assert passing_on._remembered.cache_info() == after
 
 
 def test_a_tenant_of_printable_ascii_is_called_what_it_is() -> None:

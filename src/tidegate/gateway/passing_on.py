@@ -25,7 +25,7 @@ CLAIMS: Final = frozenset(
 )
 """Of `vllm_xargs`, what Tidegate inside vLLM believes: the gateway's alone to say."""
 
-_REMEMBERED: Final = 1024  # classes of tenants whose headers are at hand
+_HELD: Final = 1024  # tenants and classes whose headers are at hand; names may be the clients', so no long ones
 _LONGEST: Final = 256  # characters of a name that engines take
 _NOT_BARE: Final = re.compile(r"[^ -~]|%|^ | $")
 _BY_KIND: Final[dict[Kind, PassClass]] = {"sglang": "nothing", "llama-server": "nothing"}
@@ -43,7 +43,8 @@ def pass_on(
     how = said or _BY_KIND.get(kind, "headers")
     kept = [header for header in headers if header[0] not in OURS]
     if how == "headers":
-        return [*kept, *_headers(claim.slo_class, claim.tenant, claim.slo)], body
+        told = _remembered if len(claim.tenant) <= _LONGEST else _headers
+        return [*kept, *told(claim.slo_class, claim.tenant, claim.slo)], body
     if how == "nothing":
         return kept, body
     try:
@@ -53,11 +54,13 @@ def pass_on(
     return kept, _with_priority(fields, claim, body) if how == "priority" else _with_xargs(fields, claim, body)
 
 
-@lru_cache(_REMEMBERED)  # of many requests few differ
 def _headers(slo_class: str, tenant: str, slo: Slo) -> Headers:
     told = [(b"x-slo-class", slo_class), (b"x-tenant", tenant)]
     told += [(f"x-{name.replace('_', '-')}".encode(), f"{value:g}") for name, value in _promises(slo).items()]
     return tuple((name, _sendable(value)) for name, value in told)
+
+
+_remembered = lru_cache(_HELD)(_headers)  # of many requests few differ
 
 
 def _promises(slo: Slo) -> dict[str, float]:
