@@ -40,10 +40,26 @@ def test_of_an_image_a_digest_is_left(escaped: bool) -> None:
     assert not all_text(look_in(one).text)
 
 
+def spoken(seed: int, spaces: bool) -> bytes:
+    sound = {"data": b64encode(Random(seed).randbytes(300_000)).decode(), "format": "wav"}
+    content = [{"type": "text", "text": WORDS}, {"type": "input_audio", "input_audio": sound}]
+    body = {"messages": [{"role": "user", "content": content}]}
+    return json.dumps(body, separators=None if spaces else (",", ":")).encode()
+
+
+@pytest.mark.parametrize("spaces", [False, True])
+def test_of_sound_a_digest_is_left(spaces: bool) -> None:
+    one, same, other = (spoken(seed, spaces) for seed in (1, 1, 2))
+    assert len(text(one)) < len(WORDS) + 300
+    assert text(one) == text(same)
+    assert text(one) != text(other)
+    assert not all_text(look_in(one).text)
+
+
 def test_what_only_looks_like_an_image_is_text() -> None:
-    for words in ("a;base64," + WORDS, '"data:image/png;base64, ' + WORDS):
+    for words in ("a;base64," + WORDS, '"data:image/png;base64, ' + WORDS, '"input_audio": {"data": "' + "a" * 900):
         body = chat("https://a/b.png", words)
-        assert len(text(body)) > len(WORDS)
+        assert len(text(body)) > 900
     assert all_text(look_in(chat("https://a/b.png")).text)
 
 

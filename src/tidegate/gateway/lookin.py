@@ -12,8 +12,9 @@ import msgspec
 from tidegate.api.errors import ApiError
 
 _NONE = msgspec.Raw(b"")
-_EMBEDDED = b";base64,"
-_DATA_URL = re.compile(rb'("data:[^",]{0,256};base64,)([A-Za-z0-9+/=\\]+)')  # some write "/" as "\/"
+# Cheap signs of bytes that stand in a body, and these: a data URL's, and those of sound. Some write "/" as "\/".
+_EMBEDDED, _SOUND = b";base64,", b'"input_audio"'
+_BYTES = re.compile(rb'("data:[^",]{0,256};base64,|"data"\s*:\s*")([A-Za-z0-9+/=\\]{64,})')
 # What is reckoned with fits a float and what is remembered is short, whatever a client says; as of the server.
 _Number = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 _Priority = Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)]
@@ -62,12 +63,16 @@ class Body(msgspec.Struct, gc=False):
 
 def all_text(text: list[bytes]) -> bool:
     """Whether a body's `text` is all that its prompt is made of, as far as it shows."""
-    return not any(part.count(_EMBEDDED) for part in text)
+    return not any(map(_embeds, text))
+
+
+def _embeds(part: bytes) -> bool:
+    return part.count(_EMBEDDED) > 0 or part.count(_SOUND) > 0
 
 
 def _without_data(part: bytes) -> bytes:
     """An image's bytes are no text: what tokens they make, nobody here knows, but it is another prompt with each."""
-    return _DATA_URL.sub(_digest, part) if part.count(_EMBEDDED) else part
+    return _BYTES.sub(_digest, part) if _embeds(part) else part
 
 
 def _digest(found: re.Match[bytes]) -> bytes:
