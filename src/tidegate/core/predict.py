@@ -10,21 +10,8 @@ from math import exp
 from statistics import NormalDist
 from typing import ClassVar, Protocol
 
-from tidegate.core.view import RequestView
+from tidegate.core.view import Described, RequestView
 from tidegate.errors import ConfigError
-
-
-class Described(Protocol):
-    """What may be learned from of a request that has ended, beside its outputs. A `RequestView` is more than that."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def tenant(self) -> str: ...
-    @property
-    def slo_class(self) -> str: ...
-    @property
-    def prompt_tokens(self) -> int: ...
 
 
 class Predictor(Protocol):

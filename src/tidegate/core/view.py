@@ -8,13 +8,8 @@ from tidegate.core.decode_load import NOBODY, DecodeLoad
 from tidegate.core.slo import Slo
 
 
-class RequestView(Protocol):
-    """One request as a policy sees it. Times are seconds, sizes tokens.
-
-    Hosts that cannot know a field say so: `max_tokens` None is an undeclared end, `oracle_tokens`
-    is None outside a simulation. `first_token_at` is None before the first output, `waiting_since`
-    while it runs; `seq` numbers arrivals.
-    """
+class Described(Protocol):
+    """As much of a request as a predictor learns from when it ends; a route knows that much as well."""
 
     @property
     def id(self) -> str: ...
@@ -23,13 +18,23 @@ class RequestView(Protocol):
     @property
     def slo_class(self) -> str: ...
     @property
+    def prompt_tokens(self) -> int: ...
+
+
+class RequestView(Described, Protocol):
+    """One request as a policy sees it. Times are seconds, sizes tokens.
+
+    Hosts that cannot know a field say so: `max_tokens` None is an undeclared end, `oracle_tokens`
+    is None outside a simulation. `first_token_at` is None before the first output, `waiting_since`
+    while it runs; `seq` numbers arrivals.
+    """
+
+    @property
     def priority(self) -> int: ...
     @property
     def slo(self) -> Slo: ...
     @property
     def arrival(self) -> float: ...
-    @property
-    def prompt_tokens(self) -> int: ...
     @property
     def max_tokens(self) -> int | None: ...
     @property

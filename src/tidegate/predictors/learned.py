@@ -17,8 +17,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
-from tidegate.core.predict import Described, within_declared
-from tidegate.core.view import RequestView
+from tidegate.core.predict import within_declared
+from tidegate.core.view import Described, RequestView
 from tidegate.errors import ConfigError, InputError
 
 MAX_BYTES = 4 * 2**20
