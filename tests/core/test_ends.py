@@ -55,3 +55,25 @@ def test_whoever_has_slack_leaves_others_their_place_until_its_promise_is_near()
 
 def test_whoever_was_promised_nothing_has_no_slack_to_wait_out() -> None:
     assert displaced_at(3.0, None) == [1]
+
+
+def test_a_long_prompt_delays_an_equal_as_well() -> None:
+    """Each of its tokens takes 50 ms, and the steps are no longer for it."""
+    ctx = PolicyContext(HistoryPredictor(), LearnedStepTime(Coefficients(0.5, 0.05, 1e-6, 1e-9)))
+    run = Run(Scheduler(build_policy("joint", {"keep_ends": True}), limits(), ctx))
+    run.add(request("promised", 16, 10, priority=0, slo=Slo(e2e=12.0)))
+    run.step()
+    run.add(request("other", 256, 10, priority=0))
+    run.until_idle()
+    assert run.first_step_of("other") > 1
+
+
+def test_who_took_a_place_starts_beside_any_end() -> None:
+    ctx = PolicyContext(HistoryPredictor(), LearnedStepTime(Coefficients(0.5, 1e-6, 0.5, 1e-9)))
+    run = Run(Scheduler(build_policy("joint", {"keep_ends": True}), limits(max_num_seqs=2), ctx))
+    run.add(request("promised", 16, 10, priority=0, slo=Slo(e2e=17.0)), request("batch", 16, 60, priority=10))
+    run.step()
+    run.add(request("other", 16, 10, priority=0))
+    run.until_idle()
+    given_way = [at for at, id, _ in run.preemptions() if id == "batch"]
+    assert given_way == [run.first_step_of("other")]

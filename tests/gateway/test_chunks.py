@@ -105,6 +105,11 @@ def test_the_last_of_a_body_comes_with_its_end() -> None:
     assert (seen.body, seen.last, seen.end) == (b"firstlast", b"last", "whole")
 
 
+def test_a_chunk_ends_with_a_newline() -> None:
+    assert is_one_chunk(b"5\r\nhello\r\n")
+    assert not is_one_chunk(b"5\r\nhello..")
+
+
 @pytest.mark.parametrize("size", [b"0x5", b"+5", b" 5", b"5 ", b"0_5", b"-5", b"5;", b"", b"five"])
 def test_what_is_no_plain_size_is_left_to_the_parser(size: bytes) -> None:
     """Passed on, it might mean something else to whoever reads it next."""

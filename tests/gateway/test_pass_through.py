@@ -176,8 +176,9 @@ async def test_an_answer_without_a_length_ends_with_the_engines_connection() -> 
         assert [end.how for end in running.ends.ends] == ["done"]
 
 
-async def test_http_1_0_gets_a_body_that_ends_with_the_connection() -> None:
-    async with backends(1) as behind, gateway(behind) as running:
+@pytest.mark.parametrize("gap", [0.0, 0.02])  # all at once, and each event as a chunk of its own
+async def test_http_1_0_gets_a_body_that_ends_with_the_connection(gap: float) -> None:
+    async with backends(1, gap=gap) as behind, gateway(behind) as running:
         body = b'{"prompt": "x", "stream": true, "marker": "m"}'
         request = post(body).replace(b"HTTP/1.1", b"HTTP/1.0")
         reader, writer = await raw(int(running.url.rpartition(":")[2]), request)

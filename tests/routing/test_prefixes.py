@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.routing.views import replicas, request, route
 from tidegate.core.hashing import block_hashes
+from tidegate.routing import text_blocks as blocks_of_text
 from tidegate.routing.kv_events import EngineBlocks, TokenBlocks
 from tidegate.routing.prefix_index import PrefixIndex
 from tidegate.routing.prefixes import PrefixMemory
@@ -251,3 +252,12 @@ def test_a_choice_says_how_each_candidate_is_known_and_exact_knowledge_decides()
         first.name: "exact",
         other.name: "estimated",
     }
+
+
+def test_long_salts_are_not_remembered() -> None:
+    """They are the clients', and must not fill the memory; their prompts are named as others are."""
+    long = "s" * (blocks_of_text.LONGEST_REMEMBERED + 1)
+    before = blocks_of_text._remembered.cache_info()
+    one, two = (text_blocks([b"x" * BLOCK_BYTES], long) for _ in range(2))
+    assert one == two != text_blocks([b"x" * BLOCK_BYTES], long + "s")
+    assert blocks_of_text._remembered.cache_info() == before

@@ -86,7 +86,7 @@ class Eviction:
         worst = running.worst_tier if head is not None else None
         if head is None or worst is None or head.tier >= worst:
             return
-        if self._vain == (queue.epoch, self._kv.epoch, running.version) or not self._due(head):
+        if self._vain == (queue.epoch, self._kv.epoch, running.version):
             return
         seats, blocks = running.free_seats, self._kv.available - len(d.growers)
         tokens, prompts = self._tokens_left(head, d), len(running.prefilling)

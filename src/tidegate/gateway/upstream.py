@@ -148,7 +148,6 @@ class Connection(asyncio.Protocol):
             self._chunks.clear()
         if self._complete:
             self._receiver = None
-            self.deadline.drop()
             receiver.ended(body)
             self._release()  # only now: the last of the answer may have paused it
         elif body:
