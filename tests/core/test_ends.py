@@ -71,7 +71,7 @@ def test_a_long_prompt_delays_an_equal_as_well() -> None:
 def test_who_took_a_place_starts_beside_any_end() -> None:
     ctx = PolicyContext(HistoryPredictor(), LearnedStepTime(Coefficients(0.5, 1e-6, 0.5, 1e-9)))
     run = Run(Scheduler(build_policy("joint", {"keep_ends": True}), limits(max_num_seqs=2), ctx))
-    run.add(request("promised", 16, 10, priority=0, slo=Slo(e2e=17.0)), request("batch", 16, 60, priority=10))
+    run.add(request("promised", 16, 10, priority=0, slo=Slo(e2e=12.0)), request("batch", 16, 60, priority=10))
     run.step()
     run.add(request("other", 16, 10, priority=0))
     run.until_idle()
