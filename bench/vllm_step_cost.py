@@ -2,9 +2,10 @@
 
     python bench/vllm_step_cost.py [--json] [--policy joint …] [--steps 1000]
 
-Steady decode: `running` requests decode, `waiting` more lack seats; schedule plus update_from_output is timed, 50
-steps of each system in turn on the same load. Figures are medians of the thread's CPU time, in microseconds, so that
-what else runs on the machine counts little. The environment of `scripts/install-vllm` has to run this.
+Steady decode: `running` requests decode, `waiting` more lack seats; schedule plus update_from_output is timed, 20
+steps of each system in turn on the same load, by the thread's CPU time. `over stock` is the median of the rounds' own
+ratios, each of the medians of neighbouring turns, so that a machine whose pace changes counts little. Figures are
+microseconds. The environment of `scripts/install-vllm` has to run this.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import statistics
 import tempfile
 import time
+from operator import truediv
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from tidegate.integrations.vllm import TidegateScheduler
 from tidegate.integrations.vllm.scripted import Engine, make_config, make_scheduler
 
 PROMPT = 64
-TURN = 50
+TURN = 20
 STOCK = "stock"
 
 
@@ -62,15 +64,15 @@ def cpu_time(engine: Engine) -> int:
     return planned - start + time.thread_time_ns() - computed
 
 
-def medians(loads: dict[str, Engine], steps: int) -> dict[str, float]:
-    """Median microseconds of a step of each, `TURN` steps in turn."""
+def rounds(loads: dict[str, Engine], steps: int) -> dict[str, list[float]]:
+    """Microseconds of a step of each, the median of each round of `TURN` steps."""
     gc.collect()
     gc.freeze()
-    times: dict[str, list[int]] = {name: [] for name in loads}
+    times: dict[str, list[float]] = {name: [] for name in loads}
     for _ in range(steps // TURN):
         for name, engine in loads.items():
-            times[name] += [cpu_time(engine) for _ in range(TURN)]
-    return {name: statistics.median(own) / 1e3 for name, own in times.items()}
+            times[name].append(statistics.median(cpu_time(engine) for _ in range(TURN)) / 1e3)
+    return times
 
 
 def main() -> None:
@@ -85,14 +87,14 @@ def main() -> None:
     for running in options.running or (64, 256):
         for waiting in options.waiting or (1_000, 10_000):
             loads = {name: load(name, running, waiting) for name in (STOCK, *(options.policy or ("fcfs", "joint")))}
-            told = medians(loads, options.steps)
+            told = rounds(loads, options.steps)
             rows += [
                 {
                     "policy": name,
                     "running": running,
                     "waiting": waiting,
-                    "step_us_p50": round(told[name], 1),
-                    "over_stock": round(told[name] / told[STOCK] - 1, 4),
+                    "step_us_p50": round(statistics.median(told[name]), 1),
+                    "over_stock": round(statistics.median(map(truediv, told[name], told[STOCK])) - 1, 4),
                 }
                 for name in loads
             ]

@@ -91,7 +91,8 @@ class Computed(NamedTuple):
 
 
 class Emitted(NamedTuple):
-    """Tokens of one step, one event a step. `tokens[i]` is the next output of `requests[i]`.
+    """Tokens of one step, one event a step. `tokens[i]` is the next output of `requests[i]`; there are none in it where
+    an engine that hosts the scheduler delivers them itself.
 
     The first `decodes` entries come from decodes, the rest from prompts that ended in this step;
     `first` are the requests whose very first output this is.

@@ -157,7 +157,7 @@ class Metrics:
         self.tenant_tokens.labels(self._tenant(request.tenant), "prompt").inc(request.prompt_tokens)
 
     def _emitted(self, event: Emitted) -> None:
-        self.generation_tokens.inc(len(event.tokens))
+        self.generation_tokens.inc(len(event.requests))
         for request in event.first:
             self.ttft.labels(self._class(request.slo_class)).observe(event.now - request.arrival)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
-from itertools import chain
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -76,7 +75,6 @@ class Output(Protocol):
 
 # What is asked of every output in every step, without a line of Python for each.
 _ID = attrgetter("request_id")
-_TOKENS = attrgetter("new_token_ids")
 _REASON = attrgetter("finish_reason")
 
 
@@ -179,19 +177,14 @@ class VllmScheduler(Scheduler):
         self.ctx.now = now
         known = self._lifecycle.requests
         told = list(outputs)
-        ids, tokens = list(map(_ID, told)), list(map(_TOKENS, told))
-        if not self._streams.go_on(ids) or not all(tokens):
-            told = [o for o in told if o.request_id in known]
-            ids = [o.request_id for o in told if o.new_token_ids]
-            tokens = [o.new_token_ids for o in told if o.new_token_ids]
+        ids = list(map(_ID, told))
+        ended = len(told) - list(map(_REASON, told)).count(None)
+        if ended or not self._streams.go_on(ids):  # else each of them has a token
+            ids = [o.request_id for o in told if o.new_token_ids and o.request_id in known]
         if ids:
             requests, first = self._streams.emitted(ids, known, now)
-            each = list(chain.from_iterable(tokens))  # one of each: nobody speculates
-            self._lifecycle.events.append(Emitted(now, step, requests, each, len(each) - len(first), first))
-        reasons = list(map(_REASON, told))
-        if reasons.count(None) == len(told):
-            return []
-        return [o for o, reason in zip(told, reasons, strict=True) if reason is not None]
+            self._lifecycle.events.append(Emitted(now, step, requests, (), len(requests) - len(first), first))
+        return [o for o in told if o.finish_reason is not None] if ended else []
 
     def _end(self, r: Request, reason: FinishReason, now: float) -> None:
         self._clipped.discard(r)

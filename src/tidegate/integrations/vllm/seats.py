@@ -29,10 +29,13 @@ class Decoding:
     """Those who decode in the step being planned. `clock` counts plans, `context` the KV tokens that they read.
 
     What is asked of each in every step is read from vLLM without a line of Python for each. Nobody gets more than one
-    token a plan, so last tokens in flight are looked for when so many plans were made that there may be one.
+    token a plan: where the sum has grown by one for each, everybody has got one, and who needs a block is known
+    beforehand; and last tokens in flight are looked for when so many plans were made that there may be one.
     """
 
-    __slots__ = ("_handles", "_joined", "_last_token_at", "_size", "clock", "context", "crossers", "members")
+    __slots__ = (
+        "_due", "_handles", "_joined", "_last_token_at", "_size", "clock", "context", "crossers", "members"
+    )  # fmt: skip
 
     def __init__(self, block_size: int) -> None:
         self.clock = 0
@@ -41,6 +44,7 @@ class Decoding:
         self.crossers: list[Request] = []
         self._joined: dict[Request, None] = {}
         self._handles: list[Any] | None = None  # of the members; None: these are to be listed anew
+        self._due: list[list[Request]] | None = None  # who needs a block at a clock, modulo the size of one
         self._size = block_size
         self._last_token_at = inf  # the clock at which somebody's last token may be in flight
 
@@ -62,8 +66,7 @@ class Decoding:
         if r in self.members:
             self.members = [m for m in self.members if m is not r]
             self.context -= r.planned + 1
-        if r in self.crossers:
-            self.crossers.remove(r)
+        self.crossers = [c for c in self.crossers if c is not r]
 
     def refresh(self) -> None:
         """A step is to be planned: who of those that joined decodes in it, and who of them needs a block."""
@@ -74,9 +77,21 @@ class Decoding:
             self._last_token_at = self.clock + min((max(1, _to_last(r)) for r in self._joined), default=inf)
             self.members = [r for r in self._joined if not _last_in_flight(r)]
             self._handles = [r.handle for r in self.members]
+            self._due = None
+            expected = -1
+        else:
+            expected = self.context + len(self._handles)
         computed = list(map(_COMPUTED, self._handles))
         self.context = sum(computed) + len(computed)
-        self.crossers = list(compress(self.members, map(not_, map(mod, computed, repeat(self._size)))))
+        if self.context != expected:
+            self._due = None
+            self.crossers = list(compress(self.members, map(not_, map(mod, computed, repeat(self._size)))))
+            return
+        if self._due is None:
+            self._due = [[] for _ in range(self._size)]
+            for r, tokens in zip(self.members, computed, strict=True):
+                self._due[(self.clock - tokens) % self._size].append(r)
+        self.crossers = self._due[self.clock % self._size]
 
     def crossing(self) -> Crossing:
         return Crossing(self.crossers)
