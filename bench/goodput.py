@@ -8,7 +8,8 @@ one simulated H100 with Llama-3.1-8B: 1 ms host overhead a step, 128 seats, 2,04
 arrival times. The capacity of a policy is the largest s at which *every* class with a promise keeps it for the
 level's share of its requests: the last pass before the first failure on the grid 0.05 * 1.15^k, then bisected to 2 %.
 `--load` looks at one s instead: what share of its promises each class kept there, and its longest first token.
-Policy "joint with first tokens" is joint with a bound on the wait for those, `first_token_within`.
+`joint` has `margin`, found on other minutes of the trace, and `first_token_within`, a bound on the wait for first
+tokens that are promised to nobody.
 
 A90: the default promises (completion: first token in 0.2 s), 90 %. B99, B90: completion in 0.5 s, 99 and 90 %. TPOT
 is the mean for both. No policy knows output lengths (each request declares 2,048) but sjf, which has an oracle.
@@ -51,9 +52,10 @@ from tidegate.simulate.traces import load_workload
 from tidegate.simulate.workload import Workload
 
 DECLARED = 2048
-TUNED = {
-    "margin": 0.1
-}  # of joint, on minutes 20 to 30 of the same traces: chunks far into a prompt cost more than predicted
+FIRST_TOKEN_WITHIN = 50.0  # seconds: who has waited that long for an output has ten left until 60
+# Of joint; the margin as it was found on minutes 20 to 30 of the same traces: chunks far into a prompt cost more than
+# predicted.
+TUNED = {"margin": 0.1, "first_token_within": FIRST_TOKEN_WITHIN}
 # The grid is entered at its seventh point, below every capacity seen, and walked downwards from there if need be.
 search = partial(capacity.search, start=0.05 * 1.15**6, ratio=1.15, precision=0.02, least=0.05)
 POLICIES = ("vllm-v1", "priority", "edf", "sjf", "sla", "joint")
@@ -90,28 +92,20 @@ class Whole(AdaptiveBudget):
         return super().tokens(step._replace(due=None), ctx)
 
 
-def _order(make: Callable[[], Joint]) -> Callable[[Policy], Policy]:
-    return lambda policy: replace(policy, order=make())
-
-
-# Beside `TUNED`; bounds how long anybody waits for a first token.
-FIRST_TOKENS = {**TUNED, "first_token_within": 50.0}
-
 ABLATIONS: Mapping[str, Callable[[Policy], Policy]] = {
-    "joint without triage": _order(Untriaged),
+    "joint without triage": lambda p: replace(p, order=Untriaged(first_token_within=FIRST_TOKEN_WITHIN)),
     "joint without steps that end when first tokens are due": lambda p: replace(p, budget=Whole(margin=0.1)),
     "joint without a cap on steps": lambda p: replace(p, budget=build_policy("joint", {"budget": "fixed"}).budget),
     "joint without balance between classes": lambda p: p,
+    "joint without a bound on first tokens": lambda p: replace(p, order=Joint()),
 }
 
 
 def policy_of(name: str) -> Policy:
-    """A preset, `joint` without one of its ingredients, or with `first_token_within`."""
+    """A preset, or `joint` without one of its ingredients."""
     triage.BALANCE = 0.0 if name == "joint without balance between classes" else BALANCE
     if name in ABLATIONS:
         return replace(ABLATIONS[name](build_policy("joint", TUNED)), name=name)
-    if name == "joint with first tokens":
-        return build_policy("joint", FIRST_TOKENS)
     return build_policy(name, TUNED if name == "joint" else None)
 
 
