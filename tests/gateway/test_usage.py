@@ -91,9 +91,12 @@ def test_of_several_counts_the_last_holds() -> None:
 
 @pytest.mark.parametrize("event", [b'data: {"error": {}}\n\n', b'data:{"error":{}}\n\n'])
 def test_an_error_in_a_stream_is_seen_in_any_cut(event: bytes) -> None:
+    first = TEXTS[0]
     for cut in range(len(event)):
         for whole_chunks in (False, True):
             assert passed(event, [cut], whole_chunks)[1].how == "error"
+            later = passed(first + event + DONE, [len(first), len(first) + cut, len(first + event)], whole_chunks)
+            assert later[1].how == "error"
     assert passed(b'data: {"text": "data: {\\"error\\""}\n\n', [], False)[1].how == "done"
 
 

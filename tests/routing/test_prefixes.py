@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import takewhile
 
 import pytest
 from hypothesis import given
@@ -51,6 +52,18 @@ def test_prefix_memory_tells_the_depth_of_each_and_forgets_a_replica() -> None:
     memory.forget("x")
     assert memory.matches((1, 2, 3)) == {"y": 1}
     assert len(memory._holders) == 2
+
+
+@given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(0, 3), st.integers(1, 4))), st.integers(0, 3))
+def test_depths_are_those_of_the_longest_beginnings_held(sent: list[tuple[str, int, int]], asked: int) -> None:
+    memory, held = PrefixMemory(tokens=100), {name: set[int]() for name in "xyz"}
+    for name, family, depth in sent:
+        blocks = [10 * (family if d else 0) + d for d in range(depth)]  # all begin alike
+        memory.sent(name, blocks)
+        held[name] |= set(blocks)
+    blocks = [10 * (asked if d else 0) + d for d in range(4)]
+    depths = {name: len([*takewhile(own.__contains__, blocks)]) for name, own in held.items()}
+    assert memory.matches(blocks) == {name: depth for name, depth in depths.items() if depth}
 
 
 # Text

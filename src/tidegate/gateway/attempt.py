@@ -173,12 +173,15 @@ class Attempt:
 
     def chunk(self, data: bytes) -> None:
         write = self._reply.write_chunk
-        if write is None or not self._between or not data.endswith(_ENDS_IN_CHUNK) or data.find(_COUNTED) >= 0:
+        whole = self._between and data.endswith(_ENDS_IN_CHUNK)
+        if write is None or not whole or data.find(_COUNTED) >= 0 or data.find(_ERROR) >= 0:
             self.data(without_frame(data))
             return
-        # Whole events that count nothing, as almost all of a stream: no cut of theirs has to be mended.
+        # Whole events that tell nothing but tokens, as almost all of a stream: no cut of theirs has to be mended.
         self._last = self._time()
-        self._note(data, data.count(_EVENT))
+        self._untold += data.count(_EVENT)
+        if self._untold >= _TOLD_AT_ONCE:
+            self._tell_tokens()
         write(data)
 
     def ended(self, data: bytes = b"") -> None:
@@ -232,20 +235,16 @@ class Attempt:
                 self._progress.first_token(now)
         seen = self._tail + data
         if self._events:
-            self._note(seen, seen.count(_EVENT) - self._tail.count(_EVENT))
+            self._untold += seen.count(_EVENT) - self._tail.count(_EVENT)
+            if self._untold >= _TOLD_AT_ONCE:
+                self._tell_tokens()
+            if seen.find(_ERROR) >= 0 and _ERROR_EVENT.search(seen):
+                self._error_seen = True
         if seen.find(_COUNTED) >= 0:
             self.usage |= {kind.decode(): int(n) for kind, n in _USAGE.findall(seen)}
         self._tail = seen[-_CUT:]
         self._between = self._events and seen.endswith(_ENDS)
         return True
-
-    def _note(self, seen: bytes, events: int) -> None:
-        """So many events came, with a newline before each, in one chunk's framing or without."""
-        self._untold += events
-        if self._untold >= _TOLD_AT_ONCE:
-            self._tell_tokens()
-        if seen.find(_ERROR) >= 0 and _ERROR_EVENT.search(seen):
-            self._error_seen = True
 
     def _resume(self) -> None:
         self._last = self._time()  # while the client did not read, nothing could come

@@ -64,12 +64,9 @@ class Choice(NamedTuple):
     def expected_s(self) -> float | None:
         """Predicted seconds to the first token, where the route predicts them."""
         at = _first_token_parts(tuple(self.names))
-        if at is None:
+        if at is None or self.replica not in self.considered:
             return None
-        for c, parts in zip(self.considered, self.parts, strict=True):
-            if c is self.replica:
-                return sum([parts[i] for i in at])
-        return None
+        return sum(map(self.parts[self.considered.index(self.replica)].__getitem__, at))
 
 
 @cache

@@ -24,14 +24,21 @@ class PrefixMemory:
     def matches(self, blocks: Sequence[int]) -> dict[str, int]:
         """How many of `blocks`, from the first on, each engine probably holds; those that hold none are left out."""
         found: dict[str, int] = {}
-        follows: set[str] | None = None
-        for depth, block in enumerate(blocks, 1):
+        follow: set[str] = set()  # those that hold all before
+        depth = 0
+        for block in blocks:
             holders = self._holders.get(block)
-            follows = holders if follows is None or holders is None else follows & holders
-            if not follows or holders is None:
+            if holders is None:
                 break
-            for name in follows:
-                found[name] = depth
+            still = follow & holders if depth else holders
+            if len(still) < len(follow):
+                found |= dict.fromkeys(follow - still, depth)
+                if not still:
+                    return found
+            follow = still
+            depth += 1
+        if depth:
+            found |= dict.fromkeys(follow, depth)
         return found
 
     def sent(self, replica: str, blocks: Sequence[int], block_tokens: float = 1, tokens: int | None = None) -> None:

@@ -131,16 +131,18 @@ class Joint:
         prompt, share, held = r.prompt_tokens, self.share, cached.get
         found = []
         for c in replicas:
-            facts = c.fresh(now) if c.facts is not None else None
-            bounded = c.seats is not None or c.kv_tokens is not None
             own, first, decoding = prompt - held(c.name, 0), c.speed.first, c.decoding
-            if facts is not None:
+            ahead: float = c.pending_tokens
+            facts = None
+            if c.facts is not None and (facts := c.fresh(now)) is not None:
+                ahead = tokens_ahead(c, facts)
                 decoding += c.others - c.others_waiting
+            unbounded = c.seats is None and c.kv_tokens is None
             found.append(
                 (
                     first.a,
-                    first.b * (c.pending_tokens if facts is None else tokens_ahead(c, facts)),
-                    c.service_s * excess(r, c, facts) if bounded else 0.0,
+                    first.b * ahead,
+                    0.0 if unbounded else c.service_s * excess(r, c, facts),
                     first.b * own,
                     share * c.speed.decode.b * own * decoding,
                     c.health.penalty_s(now) if c.health.failures else 0.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final
 
 FORGET: Final = 0.99
@@ -13,6 +14,10 @@ RIDGE: Final = 0.5
 BASE_S: Final = 0.01
 TOKEN_S: Final = 1e-4
 OUTPUT_S: Final = 0.02
+SOON: Final = 32
+"""Each of so many first observations tells; after them, of which one changes little, the fit is made anew, and others
+that learn from it are told, at every `RARELY`th."""
+RARELY: Final = 4
 
 
 class TwoTerms:
@@ -23,6 +28,7 @@ class TwoTerms:
     1964). Errors are relative, since noise grows with what is measured. Neither term is ever below 0.
 
     like: whose terms are the prior, as they are when they are needed; None takes those given for ever
+    seen: how much was observed
     """
 
     __slots__ = ("_like", "_prior", "_scale", "_sums", "a", "b", "seen")
@@ -41,10 +47,11 @@ class TwoTerms:
         """Terms that are taken to be like these until something is observed."""
         return TwoTerms(*self._prior, self)
 
-    def observe(self, u: float, v: float, y: float) -> None:
-        """Ignores what is no measurement: y not above 0 or not finite, u and v both 0."""
-        if not 0.0 < y < float("inf") or u + v <= 0:
-            return
+    def observe(self, u: float, v: float, y: float) -> bool:
+        """Whether the terms are another fit now. Ignores what is no measurement: y not above 0 or not finite, u and v
+        both 0."""
+        if not 0.0 < y < inf or u + v <= 0:
+            return False
         expected = self.a * u + self.b * v
         less, more = (y, expected) if y < expected else (expected, y)
         unit = less if less > more / 4 else more / 4  # the smaller, within reason
@@ -59,7 +66,10 @@ class TwoTerms:
             n * FORGET + 1.0, uu * FORGET + w * u * u, uv * FORGET + w * u * v, vv * FORGET + w * v * v,
             uy * FORGET + w * u * y, vy * FORGET + w * v * y,
         )  # fmt: skip
+        if self.seen > SOON and self.seen % RARELY:
+            return False
         self._solve()
+        return True
 
     def _solve(self) -> None:
         a0, b0 = self._prior if self._like is None else (self._like.a, self._like.b)
@@ -128,13 +138,11 @@ class Speed:
     def first_token(self, tokens: int, seconds: float) -> None:
         """A first token came after `seconds`, of a request that found or brought so many prompt tokens to compute."""
         self.first = self._own[0]
-        self.first.observe(1.0, tokens, seconds)
-        if self._typical is not None:
+        if self.first.observe(1.0, tokens, seconds) and self._typical is not None:
             self._typical.first_token(tokens, seconds)
 
     def decoded(self, outputs: int, prompt_tokens: int, seconds: float) -> None:
         """`outputs` followed a first token within `seconds`, while so many tokens of other prompts were computed."""
         self.decode = self._own[1]
-        self.decode.observe(outputs, prompt_tokens, seconds)
-        if self._typical is not None:
+        if self.decode.observe(outputs, prompt_tokens, seconds) and self._typical is not None:
             self._typical.decoded(outputs, prompt_tokens, seconds)

@@ -53,7 +53,7 @@ class Facts(NamedTuple):
     hit_rate: float | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ReplicaView:
     """One engine, as seen from outside by whoever sends it requests and reads its answers.
 
