@@ -244,8 +244,10 @@ async def test_what_comes_for_a_client_that_has_just_left_goes_nowhere() -> None
         (connection,) = running.service.connections
         reply = connection._reply
         assert reply is not None
+        assert reply.write_chunk is not None
         connection.transport.abort()
         loop.call_soon(reply.write, b"more")  # after the connection is lost, and before its task hears of it
+        loop.call_soon(lambda: reply.write_chunk and reply.write_chunk(b"4\r\nmore\r\n"))
         with pytest.raises(Exception, match=r"payload|closed|disconnected"):
             await streamed
         assert [end.how for end in running.ends.ends] == ["client_left"]
