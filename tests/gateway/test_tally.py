@@ -33,7 +33,7 @@ def test_what_is_read_is_what_prometheus_would_have_counted(
     counter = Counter("n", "so many", LABELS, registry=theirs)
     histogram = Histogram("s", "so long", LABELS, registry=theirs, buckets=BOUNDS)
     for of, x in seen:
-        counts.add(of, x)
+        counts.counts[of] += x
         spreads.observe(of, x)
         counter.labels(*of).inc(x)
         histogram.labels(*of).observe(x)

@@ -61,7 +61,8 @@ def passed(body: bytes, cuts: Sequence[int], whole_chunks: bool) -> tuple[Client
         for begin, end in pairwise(at):
             piece = body[begin:end]
             if whole_chunks:
-                attempt.chunk(chunk(piece))
+                if not attempt.chunk(chunk(piece)):
+                    attempt.data(piece)
             elif end < len(body):
                 attempt.data(piece)
             else:
@@ -98,6 +99,21 @@ def test_an_error_in_a_stream_is_seen_in_any_cut(event: bytes) -> None:
             later = passed(first + event + DONE, [len(first), len(first) + cut, len(first + event)], whole_chunks)
             assert later[1].how == "error"
     assert passed(b'data: {"text": "data: {\\"error\\""}\n\n', [], False)[1].how == "done"
+
+
+def test_whole_events_are_passed_on_as_they_came_and_nothing_else() -> None:
+    client, attempt = passed(TEXTS[0], [], True)
+    one = b"data: x\n\n"
+    for size in (b"0x9", b"+9", b" 9", b"9 ", b"0_9", b"-9", b"9;", b"", b"nine", b"8", b"a"):
+        assert not attempt.chunk(size + b"\r\n" + one + b"\r\n")
+    for piece in (b"data: x.\n", USED, b'data: {"error": {}}\n\n', b"data: " + b"x" * 5000 + b"\n\n"):
+        assert not attempt.chunk(chunk(piece))
+    assert not attempt.chunk(chunk(one)[:-2] + b"..")
+    assert client.got == TEXTS[0]
+    assert attempt.chunk(chunk(one))
+    assert client.got == TEXTS[0] + one
+    client.write_chunk = None  # type: ignore[assignment, method-assign] # to HTTP/1.0
+    assert not attempt.chunk(chunk(one))
 
 
 async def test_what_a_stream_used_counts_where_it_comes_before_the_last_event(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,14 +15,14 @@ import msgspec
 
 from tidegate.api.errors import ApiError
 from tidegate.gateway.front import Reply
-from tidegate.gateway.http1 import Headers, end_to_end, without_frame
+from tidegate.gateway.http1 import CHUNK_BEGINNINGS, Headers, end_to_end
 from tidegate.gateway.upstream import Unreachable, Upstream
 
 _ENGINES_ID = b"x-engine-request-id"
 _MAX_REFUSAL = 64 * 1024  # bytes of a refusal that are kept
 _TURNS_AWAY = frozenset({429, 503})
 _BROKEN = frozenset({502, 504})  # a proxy before the engine found nobody
-_TOLD_AT_ONCE = 8  # tokens: telling each alone would cost as much as passing it on
+_TOLD_AT_ONCE = 16  # tokens: telling each alone would cost as much as passing it on
 _USAGE = re.compile(rb'"(prompt|completion)_tokens"\s*:\s*(\d{1,9})')
 _COUNTED = b'_tokens"'  # a cheap sign of it. Looked for by `find`: `in` takes bytes for a number first, and raises
 _CUT = 64  # bytes: what of a count may lie before a cut
@@ -171,18 +171,20 @@ class Attempt:
         if self._look_at(data):
             self._reply.write(data)
 
-    def chunk(self, data: bytes) -> None:
+    def chunk(self, data: bytes) -> bool:
+        """Pass whole events on that tell nothing but tokens, as almost all of a stream: no cut of theirs has to be
+        mended."""
         write = self._reply.write_chunk
-        whole = self._between and data.endswith(_ENDS_IN_CHUNK)
-        if write is None or not whole or data.find(_COUNTED) >= 0 or data.find(_ERROR) >= 0:
-            self.data(without_frame(data))
-            return
-        # Whole events that tell nothing but tokens, as almost all of a stream: no cut of theirs has to be mended.
+        if write is None or not self._between or not data.startswith(CHUNK_BEGINNINGS.get(len(data), ())):
+            return False
+        if not data.endswith(_ENDS_IN_CHUNK) or data.find(_COUNTED) >= 0 or data.find(_ERROR) >= 0:
+            return False
         self._last = self._time()
         self._untold += data.count(_EVENT)
         if self._untold >= _TOLD_AT_ONCE:
             self._tell_tokens()
         write(data)
+        return True
 
     def ended(self, data: bytes = b"") -> None:
         if data:

@@ -63,14 +63,14 @@ class GatewayMetrics:
     def sent(self, job: Job, choice: Choice, attempt: int, now: float) -> None:
         name = choice.replica.name
         self._known.add(name)
-        self._sent.add((name, "first" if attempt == 1 else "again"))
-        self._cached.add((name,), choice.cached_tokens)
+        self._sent.counts[name, "first" if attempt == 1 else "again"] += 1
+        self._cached.counts[(name,)] += choice.cached_tokens
         self._predicted[job.id] = now, choice.expected_s
         if attempt == 1:
             self._held.observe((self._class(job.claim.slo_class),), max(0.0, now - job.arrival))
 
     def failed(self, job: Job, replica: str, how: How, reason: str, now: float) -> None:
-        self._failed.add((replica, how.value))
+        self._failed.counts[replica, how.value] += 1
         self._predicted.pop(job.id, None)
 
     def first_token(self, job: Job, now: float) -> None:
@@ -78,7 +78,7 @@ class GatewayMetrics:
 
     def ended(self, job: Job, end: End, now: float) -> None:
         kind = self._class(job.claim.slo_class)
-        self._ended.add((kind, end.how.value))
+        self._ended.counts[kind, end.how.value] += 1
         if end.how is How.DONE:
             self._e2e.observe((kind,), max(0.0, now - job.arrival))
         sent_at, predicted = self._predicted.pop(job.id, (0.0, None))
@@ -89,8 +89,8 @@ class GatewayMetrics:
             self._error.observe((end.replica,), abs(end.first_token_at - sent_at - predicted))
         tenant = self._tenant(job.claim.tenant)
         prompt = job.view.prompt_tokens if end.prompt_tokens is None else end.prompt_tokens
-        self._tokens.add((tenant, "prompt"), prompt)
-        self._tokens.add((tenant, "output"), end.outputs)
+        self._tokens.counts[tenant, "prompt"] += prompt
+        self._tokens.counts[tenant, "output"] += end.outputs
 
     # Whoever is asked for the metrics
 

@@ -21,26 +21,22 @@ Values = tuple[str, ...]
 
 
 class Counts(Collector):
-    """A counter for each combination of values."""
+    """A counter for each combination of values: `counts[values] += n`, with `n` not below 0."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str], registry: CollectorRegistry) -> None:
         self._about = name, text
         self._labels = labels
-        self._counts: defaultdict[Values, float] = defaultdict(float)
+        self.counts: defaultdict[Values, float] = defaultdict(float)
         registry.register(self)
-
-    def add(self, values: Values, n: float = 1.0) -> None:
-        """`n` more, not below 0."""
-        self._counts[values] += n
 
     def remove_by_labels(self, labels: Mapping[str, str]) -> None:
         """Forget those that have these values."""
-        for values in _having(self._counts, self._labels, labels):
-            del self._counts[values]
+        for values in _having(self.counts, self._labels, labels):
+            del self.counts[values]
 
     def collect(self) -> Iterable[Metric]:
         family = CounterMetricFamily(*self._about, labels=self._labels)
-        for values, n in self._counts.items():
+        for values, n in self.counts.items():
             family.add_metric(values, n)
         yield family
 

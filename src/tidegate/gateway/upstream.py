@@ -12,7 +12,7 @@ import httptools
 from tidegate.api.errors import ApiError
 from tidegate.errors import ConfigError, TidegateError
 from tidegate.gateway.deadline import Deadline
-from tidegate.gateway.http1 import WITHOUT_BODY, Headers, is_one_chunk, request_head, send_at_once
+from tidegate.gateway.http1 import WITHOUT_BODY, Headers, request_head, send_at_once
 
 MAX_IDLE = 256
 """Connections that wait for a request, at most."""
@@ -36,8 +36,9 @@ class Receiver(Protocol):
         """A part of the body, not empty: all that one read brought."""
         ...
 
-    def chunk(self, data: bytes) -> None:
-        """A part of the body as one whole chunk, framing and all: what most reads of a stream bring."""
+    def chunk(self, data: bytes) -> bool:
+        """Take what begins where a chunk does if it is exactly one, framing and all, as most reads of a stream are.
+        False: it is not, or not wanted so, and nothing was done; what it carries comes as `data` then."""
         ...
 
     def ended(self, data: bytes = b"") -> None:
@@ -124,9 +125,8 @@ class Connection(asyncio.Protocol):
         if receiver is None or self._parser is None:
             self.transport.abort()  # an answer to nothing
             return
-        if self._between_chunks and is_one_chunk(data):
-            receiver.chunk(data)  # the parser need not know: it is left where it was
-            return
+        if self._between_chunks and receiver.chunk(data):
+            return  # the parser need not know: it is left where it was
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:  # no HttpParserError
