@@ -27,10 +27,11 @@ ONE_BY_ONE = range(1, len(USED))
 class Client:
     """A `Reply` and a `Progress`."""
 
-    def __init__(self) -> None:
+    def __init__(self, chunks: bool) -> None:
         self.started = False
         self.got = b""
-        self.events = 0
+        self.events = self.chunks = 0
+        self.write_chunk = self._write_chunk if chunks else None
 
     def start(self, *_: Any) -> None:
         self.started = True
@@ -38,7 +39,8 @@ class Client:
     def write(self, data: bytes) -> None:
         self.got += data
 
-    def write_chunk(self, data: bytes) -> None:
+    def _write_chunk(self, data: bytes) -> None:
+        self.chunks += 1
         self.got += data[data.index(b"\n") + 1 : -2]
 
     def end(self, data: bytes) -> None:
@@ -50,9 +52,9 @@ class Client:
         self.events += n
 
 
-def passed(body: bytes, cuts: Sequence[int], whole_chunks: bool) -> tuple[Client, Attempt]:
-    """A stream that comes cut there."""
-    client = Client()
+def passed(body: bytes, cuts: Sequence[int], whole_chunks: bool, *, chunks: bool = True) -> tuple[Client, Attempt]:
+    """A stream that comes cut there, to a client that takes `chunks` or none."""
+    client = Client(chunks)
     with closing(asyncio.new_event_loop()) as loop:
         attempt = Attempt(client, client, Deadlines(1.0, 1.0), loop)  # type: ignore[arg-type] # as much of a Reply as it uses
         attempt.head(200, [(b"content-type", b"text/event-stream")], None)
@@ -112,8 +114,13 @@ def test_whole_events_are_passed_on_as_they_came_and_nothing_else() -> None:
     assert client.got == TEXTS[0]
     assert attempt.chunk(chunk(one))
     assert client.got == TEXTS[0] + one
-    client.write_chunk = None  # type: ignore[assignment, method-assign] # to HTTP/1.0
-    assert not attempt.chunk(chunk(one))
+
+
+def test_no_chunk_is_passed_on_where_none_may_be_written() -> None:
+    """To HTTP/1.0, which knows no chunks."""
+    client, _ = passed(TEXTS[0] * 3, [len(TEXTS[0]), 2 * len(TEXTS[0])], True, chunks=False)
+    assert (client.got, client.chunks) == (TEXTS[0] * 3, 0)
+    assert passed(TEXTS[0] * 3, [len(TEXTS[0]), 2 * len(TEXTS[0])], True)[0].chunks == 2
 
 
 async def test_what_a_stream_used_counts_where_it_comes_before_the_last_event(monkeypatch: pytest.MonkeyPatch) -> None:
