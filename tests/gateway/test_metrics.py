@@ -58,6 +58,15 @@ async def test_what_happened_is_counted() -> None:
         assert told["outstanding", (one.name,)] == 0
 
 
+async def test_what_is_believed_cached_is_counted() -> None:
+    long = "a" * 2048 + "and so on"
+    async with backends(1) as behind, gateway(behind, route="joint") as running:
+        assert (await running.stream(prompt=long)).complete
+        assert (await read(running))["cached_tokens_total", (behind[0].name,)] == 0
+        assert (await running.stream(prompt=long)).complete
+        assert (await read(running))["cached_tokens_total", (behind[0].name,)] > 0
+
+
 async def test_what_is_held_shows() -> None:
     async with backends(1, first=0.3) as behind, gateway(behind, in_flight=1) as running:
         asked = [asyncio.create_task(running.stream()) for _ in range(3)]

@@ -31,6 +31,7 @@ class Client:
         self.started = False
         self.got = b""
         self.events = self.chunks = 0
+        self.told: list[int] = []
         self.write_chunk = self._write_chunk if chunks else None
 
     def start(self, *_: Any) -> None:
@@ -50,6 +51,7 @@ class Client:
 
     def tokens(self, now: float, n: int) -> None:
         self.events += n
+        self.told.append(n)
 
 
 def passed(body: bytes, cuts: Sequence[int], whole_chunks: bool, *, chunks: bool = True) -> tuple[Client, Attempt]:
@@ -114,6 +116,13 @@ def test_whole_events_are_passed_on_as_they_came_and_nothing_else() -> None:
     assert client.got == TEXTS[0]
     assert attempt.chunk(chunk(one))
     assert client.got == TEXTS[0] + one
+
+
+@pytest.mark.parametrize("whole_chunks", [False, True])
+def test_of_a_long_stream_is_told_while_it_lasts(whole_chunks: bool) -> None:
+    body = TEXTS[0] * 200
+    client, _ = passed(body, range(len(TEXTS[0]), len(body), len(TEXTS[0])), whole_chunks)
+    assert (sum(client.told), max(client.told)) == (200, 16)
 
 
 def test_no_chunk_is_passed_on_where_none_may_be_written() -> None:

@@ -109,6 +109,8 @@ def test_joint_foresees_a_wait_for_seats_and_for_memory() -> None:
     assert cost(request(1000), full) == pytest.approx(0.1 + 8.0 * 2 / 4)
     short = replica("short", seats=4, kv_tokens=2000, held_tokens=1500, outstanding=1, service_s=8.0)
     assert cost(request(1000), short, 1000) == pytest.approx(8.0 * 0.25)
+    short.seats = None  # nobody knows how many it runs at once
+    assert cost(request(1000), short, 1000) == pytest.approx(8.0 * 0.25)
     roomy = replica("roomy", seats=4, kv_tokens=20_000, held_tokens=1500, outstanding=1, service_s=8.0)
     assert cost(request(1000), roomy, 200) == pytest.approx(0.08)
 

@@ -64,7 +64,7 @@ class Choice(NamedTuple):
     def expected_s(self) -> float | None:
         """Predicted seconds to the first token, where the route predicts them."""
         at = _first_token_parts(tuple(self.names))
-        if at is None or self.replica not in self.considered:
+        if at is None:
             return None
         return sum(map(self.parts[self.considered.index(self.replica)].__getitem__, at))
 
